@@ -1,0 +1,59 @@
+#include "base/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+namespace fathom {
+namespace {
+
+TEST(ThreadPool, CoversEveryIndexOnceForAnyThreadCountAndGrain) {
+  for (const int threads : {1, 2, 3, 7}) {
+    ThreadPool pool(threads);
+    for (const std::int64_t n : {0, 1, 2, 63, 64, 65, 1000}) {
+      for (const std::int64_t grain : {1, 3, 64, 1000}) {
+        std::vector<std::atomic<int>> hits(static_cast<std::size_t>(n));
+        pool.parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end, int worker) {
+          ASSERT_GE(worker, 0);
+          ASSERT_LT(worker, threads);
+          ASSERT_LE(end - begin, grain);
+          for (std::int64_t i = begin; i < end; ++i) hits[static_cast<std::size_t>(i)].fetch_add(1);
+        });
+        for (const auto& h : hits) ASSERT_EQ(h.load(), 1) << "n=" << n << " grain=" << grain;
+      }
+    }
+  }
+}
+
+TEST(ThreadPool, LoopsFollowEachOtherWithoutLosingWork) {
+  ThreadPool pool(4);
+  std::int64_t total = 0;
+  for (int round = 0; round < 1000; ++round) {
+    std::atomic<std::int64_t> sum{0};
+    pool.parallel_for(8, 1, [&](std::int64_t begin, std::int64_t, int) { sum.fetch_add(begin); });
+    total += sum.load();
+  }
+  EXPECT_EQ(total, 1000 * 28);
+}
+
+TEST(ThreadPool, CallersFromSeveralThreadsTakeTurns) {
+  ThreadPool pool(3);
+  std::atomic<std::int64_t> sum{0};
+  std::vector<std::thread> callers;
+  for (int c = 0; c < 4; ++c) {
+    callers.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) {
+        pool.parallel_for(10, 2, [&](std::int64_t begin, std::int64_t end, int) { sum.fetch_add(end - begin); });
+      }
+    });
+  }
+  for (std::thread& t : callers) t.join();
+  EXPECT_EQ(sum.load(), 4 * 200 * 10);
+}
+
+TEST(ThreadPool, UsableCoresIsAtLeastOne) { EXPECT_GE(usable_cores(), 1); }
+
+}  // namespace
+}  // namespace fathom

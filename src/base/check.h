@@ -1,5 +1,6 @@
-// FATHOM_CHECK: an invariant of ours, checked in every build; a failure is a bug in Fathom and aborts with place and reason.
-// Meant for O(1) work at the door of an operation. FATHOM_DCHECK is for inner loops and exists in debug builds only.
+// FATHOM_CHECK: an invariant of ours, checked in every build; a failure is a bug in Fathom and aborts with place and
+// reason. Meant for O(1) work at the door of an operation. FATHOM_DCHECK is for inner loops and exists in debug builds
+// only.
 #pragma once
 
 namespace fathom::detail {

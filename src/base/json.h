@@ -17,8 +17,8 @@ struct JsonLimits {
   int max_depth = 128;  // arrays and objects inside each other
 };
 
-// `what` names the source in errors (a file, "request body"). Errors: kInvalid (too large, too deep, not JSON, not UTF-8),
-// with byte position. Duplicate members: the last one wins, in the first one's place.
+// `what` names the source in errors (a file, "request body"). Errors: kInvalid (too large, too deep, not JSON, not
+// UTF-8), with byte position. Duplicate members: the last one wins, in the first one's place.
 Result<Json> parse_json(std::string_view text, std::string_view what, JsonLimits limits = {});
 
 }  // namespace fathom

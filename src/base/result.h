@@ -15,13 +15,13 @@
 namespace fathom {
 
 enum class Code : std::uint8_t {
-  kInvalid,     // the caller asked for something that cannot be: fix the request
-  kNotFound,    // a file, tensor or id that should exist does not
-  kCorrupt,     // bytes that contradict their own format
-  kExhausted,   // memory, pages, queue places or disk ran out
-  kCancelled,   // the caller went away or asked to stop
-  kUnavailable, // this machine or build cannot do it (no such device, no such instruction)
-  kInternal,    // should not happen
+  kInvalid,      // the caller asked for something that cannot be: fix the request
+  kNotFound,     // a file, tensor or id that should exist does not
+  kCorrupt,      // bytes that contradict their own format
+  kExhausted,    // memory, pages, queue places or disk ran out
+  kCancelled,    // the caller went away or asked to stop
+  kUnavailable,  // this machine or build cannot do it (no such device, no such instruction)
+  kInternal,     // should not happen
 };
 
 struct Error {
@@ -46,19 +46,21 @@ tl::unexpected<Error> pass_on(Result<T>&& r) {
 }  // namespace fathom
 
 // Returns the error of a Result<> expression, if it has one.
-#define FATHOM_TRY(expr)                                                   \
-  do {                                                                     \
-    if (auto fathom_try_result = (expr); !fathom_try_result) {             \
+#define FATHOM_TRY(expr)                                                            \
+  do {                                                                              \
+    if (auto fathom_try_result = (expr); !fathom_try_result) {                      \
       return tl::unexpected<::fathom::Error>(std::move(fathom_try_result).error()); \
-    }                                                                      \
+    }                                                                               \
   } while (false)
 
+// NOLINTBEGIN(bugprone-macro-parentheses): a declaration cannot stand in parentheses.
 #define FATHOM_CONCAT_INNER(a, b) a##b
 #define FATHOM_CONCAT(a, b) FATHOM_CONCAT_INNER(a, b)
 
 // FATHOM_ASSIGN(auto x, expr): declares x from a Result<T> expression's value, or returns its error.
 #define FATHOM_ASSIGN(decl, expr) FATHOM_ASSIGN_INNER(FATHOM_CONCAT(fathom_assign_, __LINE__), decl, expr)
-#define FATHOM_ASSIGN_INNER(tmp, decl, expr)                     \
-  auto tmp = (expr);                                             \
+#define FATHOM_ASSIGN_INNER(tmp, decl, expr)                                \
+  auto tmp = (expr);                                                        \
   if (!tmp) return tl::unexpected<::fathom::Error>(std::move(tmp).error()); \
   decl = std::move(tmp).value()
+// NOLINTEND(bugprone-macro-parentheses)

@@ -52,8 +52,8 @@ struct ThreadPool::State {
   std::int64_t grain = 1;
 
   std::atomic<std::int64_t> next{0};
-  std::atomic<int> busy{0};            // workers that have not finished the current epoch
-  std::atomic<std::uint32_t> epoch{0}; // counts loops; workers wait for it to change
+  std::atomic<int> busy{0};             // workers that have not finished the current epoch
+  std::atomic<std::uint32_t> epoch{0};  // counts loops; workers wait for it to change
   std::atomic<bool> stop{false};
   std::mutex callers;
   std::vector<std::thread> threads;

@@ -26,9 +26,12 @@ class ThreadPool {
   // 0 <= worker < size() naming the thread; returns when all are done. Ranges are handed out on demand.
   template <class Body>
   void parallel_for(std::int64_t n, std::int64_t grain, const Body& body) {
-    run(n, grain, [](const void* b, std::int64_t begin, std::int64_t end, int worker) {
-      (*static_cast<const Body*>(b))(begin, end, worker);
-    }, &body);
+    run(
+        n, grain,
+        [](const void* b, std::int64_t begin, std::int64_t end, int worker) {
+          (*static_cast<const Body*>(b))(begin, end, worker);
+        },
+        &body);
   }
 
  private:

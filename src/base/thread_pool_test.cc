@@ -42,6 +42,7 @@ TEST(ThreadPool, CallersFromSeveralThreadsTakeTurns) {
   ThreadPool pool(3);
   std::atomic<std::int64_t> sum{0};
   std::vector<std::thread> callers;
+  callers.reserve(4);
   for (int c = 0; c < 4; ++c) {
     callers.emplace_back([&] {
       for (int i = 0; i < 200; ++i) {

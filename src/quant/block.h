@@ -6,9 +6,9 @@
 
 namespace fathom::quant {
 
-inline constexpr int kActBlock = 128;   // activations in front of FP8 and FP4 weights
-inline constexpr int kEntryBlock = 64;  // cache entries
-inline constexpr int kFp4Block = 32;    // index queries and keys; also the scale block of FP4 weights
+inline constexpr int kActBlock = 128;     // activations in front of FP8 and FP4 weights
+inline constexpr int kEntryBlock = 64;    // cache entries
+inline constexpr int kFp4Block = 32;      // index queries and keys; also the scale block of FP4 weights
 inline constexpr int kWeightBlock = 128;  // FP8 weights: 128 x 128
 
 // The E8M0 code of the scale of one block of FP8 values: smallest power of two that brings max|x| (floored at 1e-4)

@@ -1,6 +1,6 @@
 // Views of numbers in memory: what an operation is handed. A view owns nothing and says nothing of where the memory is;
-// it lives where its backend's memory lives, and only that backend dereferences it. Owners are HostBuffer (here) and the
-// device buffers of a backend.
+// it lives where its backend's memory lives, and only that backend dereferences it. Owners are HostBuffer (here) and
+// the device buffers of a backend.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# scripts/deps.sh [--lint] [--tidy] [--list]: installs the distribution packages that Fathom is built from, those that
+# are missing and no others. Debian 12 or Ubuntu 24.04 and later; as root or with sudo. Does nothing when all are there.
+#
+#   --lint   also what scripts/lint.sh needs (clang-format 14)
+#   --tidy   also what scripts/lint.sh --tidy needs (clang-tidy 14: about 500 MB installed)
+#   --list   only prints the names, one a line
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+packages=(
+  g++ cmake ninja-build ccache mold pkg-config                 # the toolchain
+  libfmt-dev nlohmann-json3-dev libexpected-dev libcli11-dev   # text, JSON, Result, flags
+  libhwy-dev                                                   # SIMD
+  libpcre2-dev libedit-dev                                     # the pre-tokenizer's expression, line editing
+  libgtest-dev libgmock-dev                                    # tests
+)
+list_only=false
+for arg in "$@"; do
+  case "$arg" in
+    --lint) packages+=(clang-format-14) ;;
+    --tidy) packages+=(clang-tidy-14) ;;
+    --list) list_only=true ;;
+    -h | --help) usage; exit 0 ;;
+    *) die "unknown option $arg (see --help)" ;;
+  esac
+done
+if $list_only; then
+  printf '%s\n' "${packages[@]}"
+  exit 0
+fi
+
+command -v dpkg-query >/dev/null && command -v apt-get >/dev/null ||
+  die "this is not Debian or Ubuntu; install the equivalents of: ${packages[*]}"
+
+# One line a package that dpkg knows; unknown ones are reported on its standard error only.
+installed=$(dpkg-query -W -f '${db:Status-Status} ${Package}\n' "${packages[@]}" 2>/dev/null || true)
+missing=()
+for package in "${packages[@]}"; do
+  grep -qxF "installed $package" <<<"$installed" || missing+=("$package")
+done
+if [ ${#missing[@]} -eq 0 ]; then
+  note "all ${#packages[@]} packages are installed"
+  exit 0
+fi
+
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+  command -v sudo >/dev/null || die "neither root nor sudo here; as root, run: apt-get install ${missing[*]}"
+  as_root=(sudo)
+fi
+note "installing ${missing[*]}"
+apt() {
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "$@" >&2
+}
+apt update || die "could not refresh the list of packages; is there a network?"
+apt install -y --no-install-recommends "${missing[@]}" || die "could not install: ${missing[*]}"

@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# scripts/test.sh [all | --asan | --tsan] [CTEST OPTION...]: installs what is missing, builds everything and runs all
+# tests. It ends with ctest's closing lines.
+#
+#   scripts/test.sh                   the release build
+#   scripts/test.sh --asan            under the address and undefined-behaviour sanitizers
+#   scripts/test.sh --tsan            under the thread sanitizer
+#   scripts/test.sh all               all three, one after the other
+#   scripts/test.sh --asan -R quant   only the tests whose name contains "quant"
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+presets=(release)
+case "${1-}" in
+  all) presets=(release asan tsan); shift ;;
+  --asan | --tsan) presets=("${1#--}"); shift ;;
+  -h | --help) usage; exit 0 ;;
+esac
+scripts/deps.sh
+
+for preset in "${presets[@]}"; do
+  build "$preset" all
+  note "running the tests ($preset)"
+  run=(ctest --preset "$preset" --parallel "$(nproc)" --no-tests=error "$@")
+  if [ "$preset" = tsan ] && setarch -R true 2>/dev/null; then
+    run=(setarch -R "${run[@]}")  # GCC 12's thread sanitizer gives up on kernels that randomise more than 28 bits
+  fi
+  "${run[@]}"
+done

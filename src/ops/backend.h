@@ -1,0 +1,71 @@
+// Backend: who computes. One virtual per coarse operation, because one backend (CUDA) arrives by dlopen; the call costs
+// nothing beside the work, and inside a backend everything is a direct call.
+//
+// Memory handed to an operation lives where the backend's memory lives: what allocate() gave, filled by copy_in(). Host
+// backends take any host memory. Operations are ordered: each sees what those before it wrote. No operation allocates
+// after warm-up; scratch memory grows to a high-water mark and stays.
+//
+// One thread drives a backend at a time.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "base/result.h"
+#include "ops/attention/heads.h"
+#include "ops/attention/sparse_attention.h"
+#include "ops/compressor/compress.h"
+#include "ops/draft/mtp_input.h"
+#include "ops/hyper_connection/hyper_connection.h"
+#include "ops/indexer/index_select.h"
+#include "ops/linear/embed.h"
+#include "ops/linear/linear.h"
+#include "ops/moe/experts.h"
+#include "ops/moe/route.h"
+#include "ops/norm/rms_norm.h"
+#include "ops/rope/rope.h"
+
+namespace fathom::ops {
+
+// Bytes of backend memory, aligned to 64; freed by the deleter the backend chose. Empty when default-made.
+using Buffer = std::unique_ptr<std::byte[], std::function<void(std::byte*)>>;
+
+class Backend {
+ public:
+  Backend() = default;
+  Backend(const Backend&) = delete;
+  Backend& operator=(const Backend&) = delete;
+  virtual ~Backend() = default;
+
+  virtual std::string_view name() const = 0;
+
+  // Zeroed memory. Error: kExhausted, with the bytes asked for.
+  virtual Result<Buffer> allocate(std::size_t bytes) = 0;
+  virtual void copy_in(std::byte* to, const void* from, std::size_t bytes) = 0;   // host to backend
+  virtual void copy_out(void* to, const std::byte* from, std::size_t bytes) = 0;  // backend to host
+
+  virtual void embed(const Embed& op) = 0;
+  virtual void linear(const Linear& op) = 0;
+  virtual void rms_norm(const RmsNorm& op) = 0;
+  virtual void rope_table(const RopeTable& op) = 0;
+  virtual void hc_pre(const HcPre& op) = 0;
+  virtual void hc_post(const HcPost& op) = 0;
+  virtual void hc_head(const HcHead& op) = 0;
+  virtual void query_heads(const QueryHeads& op) = 0;
+  virtual void window_entries(const WindowEntries& op) = 0;
+  virtual void sparse_attention(const SparseAttention& op) = 0;
+  virtual void store_window(const StoreWindow& op) = 0;
+  virtual void compress(const Compress& op) = 0;
+  virtual void index_query(const IndexQuery& op) = 0;
+  virtual void index_select(const IndexSelect& op) = 0;
+  virtual void route(const Route& op) = 0;
+  virtual void experts(const Experts& op) = 0;
+  virtual void mtp_input(const MtpInput& op) = 0;
+};
+
+// The plain one: every formula as the specification writes it, sums in double, one thread. The judge of the others.
+std::unique_ptr<Backend> make_ref_backend();
+
+}  // namespace fathom::ops

@@ -11,9 +11,8 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build ccache mold pkg-config                 # the toolchain
   libfmt-dev nlohmann-json3-dev libexpected-dev libcli11-dev   # text, JSON, Result, flags
-  libhwy-dev                                                   # SIMD
-  libpcre2-dev libedit-dev                                     # the pre-tokenizer's expression, line editing
-  libgtest-dev libgmock-dev                                    # tests
+  libhwy-dev libedit-dev                                       # SIMD, line editing
+  libgtest-dev libgmock-dev libpcre2-dev                       # tests
 )
 list_only=false
 for arg in "$@"; do

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "base/result.h"
@@ -45,6 +46,9 @@ class Backend {
   virtual Result<Buffer> allocate(std::size_t bytes) = 0;
   virtual void copy_in(std::byte* to, const void* from, std::size_t bytes) = 0;   // host to backend
   virtual void copy_out(void* to, const std::byte* from, std::size_t bytes) = 0;  // backend to host
+  // Read-only weights in host memory that outlives the backend: where the backend reads them from. Host backends read
+  // them where they are; a device keeps a copy until it is destroyed. Error: kExhausted.
+  virtual Result<const std::byte*> adopt(std::span<const std::byte> weights) = 0;
 
   virtual void embed(const Embed& op) = 0;
   virtual void linear(const Linear& op) = 0;

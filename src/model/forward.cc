@@ -1,0 +1,128 @@
+#include "model/forward.h"
+
+#include <cmath>
+
+namespace fathom::model {
+
+void Forward::trunk() {
+  b_.embed({.ids = batch_.ids, .table = ctx_.weights.embed, .streams = c_.streams, .x = a_.streams});
+  rope_tables();
+  for (std::size_t l = 0; l < ctx_.weights.layers.size(); ++l) {
+    layer(ctx_.weights.layers[l], ctx_.layout.layers[l], a_.streams);
+  }
+}
+
+void Forward::mtp(const MtpWeights& w, std::int32_t layer_index) {
+  rope_tables();
+  b_.embed({.ids = batch_.ids, .table = ctx_.weights.embed, .streams = 1, .x = a_.e});
+  b_.rms_norm({.x = a_.e, .w = w.enorm, .y = a_.e, .eps = c_.norm_eps, .carrier = ctx_.numerics.carrier});
+  linear_q(a_.e, w.e_proj, a_.e_proj);
+  const std::int64_t rows = a_.h.rows * c_.streams;
+  const Mat<float> h_proj = mat(a_.h_proj.data, rows, c_.hidden);
+  linear_q(mat(a_.h.data, rows, c_.hidden), w.h_proj, h_proj);
+  b_.mtp_input({.e = a_.e_proj, .h = h_proj, .x = a_.draft_streams, .carrier = ctx_.numerics.carrier});
+  layer(w.layer, ctx_.layout.layers[static_cast<std::size_t>(layer_index)], a_.draft_streams);
+}
+
+void Forward::rope_tables() {
+  b_.rope_table({.positions = batch_.positions, .frequencies = ctx_.frequencies, .cos = a_.cos, .sin = a_.sin});
+  b_.rope_table({.positions = batch_.positions, .frequencies = ctx_.compressed_frequencies, .cos = a_.ccos, .sin = a_.csin});
+}
+
+void Forward::layer(const LayerWeights& w, const LayerCache& cache, Mat<float> streams) {
+  const auto pre = [&](const ops::HyperConnection& site, const float* norm) {
+    b_.hc_pre({.streams = streams, .site = site, .norm_weight = norm, .x = a_.x, .post = a_.post, .comb = a_.comb,
+               .sinkhorn_iters = c_.sinkhorn_iters, .norm_eps = c_.norm_eps, .hc_eps = c_.hc_eps,
+               .carrier = ctx_.numerics.carrier});
+  };
+  const auto post = [&] {
+    b_.hc_post({.y = a_.y, .streams = streams, .post = a_.post, .comb = a_.comb, .out = streams,
+                .carrier = ctx_.numerics.carrier});
+  };
+  pre(w.attn_hc, w.attn_norm);
+  attention(w.attention, cache);
+  post();
+  pre(w.ffn_hc, w.ffn_norm);
+  moe(w.moe);
+  post();
+}
+
+void Forward::attention(const AttentionWeights& w, const LayerCache& cache) {
+  const ops::Carrier carrier = ctx_.numerics.carrier;
+  const bool compressed = cache.ratio != 0;
+  const Mat<const float> cos = compressed ? a_.ccos : a_.cos;
+  const Mat<const float> sin = compressed ? a_.csin : a_.sin;
+
+  linear_q(a_.x, w.wq_a, a_.qr);
+  b_.rms_norm({.x = a_.qr, .w = w.q_norm, .y = a_.qr, .eps = c_.norm_eps, .carrier = carrier});
+  linear_q(a_.qr, w.wq_b, a_.q);
+  b_.query_heads({.q = a_.q, .heads = c_.heads, .cos = cos, .sin = sin, .eps = c_.norm_eps, .carrier = carrier});
+
+  linear_q(a_.x, w.wkv, a_.kv);
+  b_.window_entries({.kv = a_.kv, .norm_weight = w.kv_norm, .cos = cos, .sin = sin, .eps = c_.norm_eps,
+                     .quantise = ctx_.numerics.quantise, .carrier = carrier});
+
+  if (compressed) {
+    compress(w.compressor, cache.compressor, cache.entries, ops::EntryKind::kMain, a_.ckv, a_.cscore);
+  }
+  if (cache.ratio == 4) select_entries(w.indexer, cache);
+
+  b_.sparse_attention({.q = a_.q, .kv = a_.kv, .heads = c_.heads, .window = c_.window, .batch = batch_,
+                       .ring = cache.window, .entries = cache.entries,
+                       .selected = cache.ratio == 4 ? Mat<const std::int32_t>(a_.selected) : Mat<const std::int32_t>{},
+                       .sink = w.sink, .cos = cos, .sin = sin, .out = a_.o, .carrier = carrier});
+  b_.store_window({.kv = a_.kv, .batch = batch_, .ring = cache.window});
+
+  // wo_a is the one quantised weight whose input is not (model.md 4.4).
+  b_.linear({.x = a_.o, .w = w.wo_a, .y = a_.z, .groups = c_.o_groups, .quantise_x = false, .carrier = carrier});
+  linear_q(a_.z, w.wo_b, a_.y);
+}
+
+void Forward::select_entries(const IndexerWeights& w, const LayerCache& cache) {
+  compress(w.compressor, cache.index_compressor, cache.index_keys, ops::EntryKind::kIndex, a_.ikv, a_.iscore);
+  linear_q(a_.qr, w.wq_b, a_.iq);
+  b_.index_query({.q = a_.iq, .heads = c_.index_heads, .cos = a_.ccos, .sin = a_.csin,
+                  .quantise = ctx_.numerics.quantise, .carrier = ctx_.numerics.carrier});
+  b_.linear({.x = a_.x, .w = w.weights_proj, .y = a_.iweights, .carrier = ctx_.numerics.carrier});
+  const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c_.index_dim) * c_.index_heads));
+  b_.index_select({.q = a_.iq, .weights = a_.iweights, .scale = scale, .heads = c_.index_heads, .batch = batch_,
+                   .keys = cache.index_keys, .selected = a_.selected, .carrier = ctx_.numerics.carrier});
+}
+
+void Forward::compress(const CompressorWeights& w, const ops::CompressorRing& ring, const ops::EntryPages& entries,
+                       ops::EntryKind kind, Mat<float> kv, Mat<float> score) {
+  kv = mat(kv.data, kv.rows, ring.width);
+  score = mat(score.data, score.rows, ring.width);
+  linear_f32(a_.x, w.wkv, kv);
+  linear_f32(a_.x, w.wgate, score);
+  b_.compress({.kv = kv, .score = score, .ape = w.ape, .norm_weight = w.norm, .frequencies = ctx_.compressed_frequencies,
+               .rope_dim = c_.rope_dim, .kind = kind, .eps = c_.norm_eps, .quantise = ctx_.numerics.quantise,
+               .carrier = ctx_.numerics.carrier, .batch = batch_, .ring = ring, .entries = entries});
+}
+
+void Forward::moe(const MoeWeights& w) {
+  linear_f32(a_.x, w.gate, a_.gate);
+  b_.route({.logits = a_.gate, .bias = w.bias, .table = w.table, .ids = batch_.ids, .route_scale = c_.route_scale,
+            .experts = a_.experts, .weights = a_.expert_weights});
+  b_.experts({.x = a_.x, .routed = w.routed.data(), .n_routed = static_cast<std::int32_t>(w.routed.size()),
+              .shared = w.shared, .experts = a_.experts, .weights = a_.expert_weights, .swiglu_limit = c_.swiglu_limit,
+              .quantise = ctx_.numerics.quantise, .y = a_.y, .carrier = ctx_.numerics.carrier});
+}
+
+void Forward::head_input(const ops::HyperConnection& hc_head, const float* norm, Mat<const float> streams,
+                         Mat<float> x) const {
+  b_.hc_head({.streams = streams, .site = hc_head, .norm_weight = norm, .y = x, .norm_eps = c_.norm_eps,
+              .hc_eps = c_.hc_eps, .carrier = ctx_.numerics.carrier});
+}
+
+void Forward::logits(Mat<const float> x, Mat<float> logits) const { linear_f32(x, ctx_.weights.head, logits); }
+
+void Forward::linear_q(Mat<const float> x, const ops::Weight& w, Mat<float> y) const {
+  b_.linear({.x = x, .w = w, .y = y, .quantise_x = ctx_.numerics.quantise && w.quantised(), .carrier = ctx_.numerics.carrier});
+}
+
+void Forward::linear_f32(Mat<const float> x, const ops::Weight& w, Mat<float> y) const {
+  b_.linear({.x = x, .w = w, .y = y, .carrier = ops::Carrier::kF32});
+}
+
+}  // namespace fathom::model

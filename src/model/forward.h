@@ -1,0 +1,67 @@
+// Forward: one step through the model, in the order of the paper. The file to read first; each function is one section
+// of model.md, each line one operation.
+#pragma once
+
+#include "checkpoint/model_config.h"
+#include "model/activations.h"
+#include "model/cache_layout.h"
+#include "model/weights.h"
+#include "ops/backend.h"
+#include "ops/numerics.h"
+
+namespace fathom::model {
+
+// What does not change from step to step. Everything pointed to outlives the Forward.
+struct ForwardContext {
+  const checkpoint::ModelConfig& config;
+  const Weights& weights;
+  const CacheLayout& layout;
+  ops::Numerics numerics;
+  ops::Backend& backend;
+  const float* frequencies = nullptr;             // [R/2] window-only layers
+  const float* compressed_frequencies = nullptr;  // [R/2] compressed layers
+};
+
+class Forward {
+ public:
+  // `a` has one row per token of the batch; ids, positions and segments are filled in.
+  Forward(const ForwardContext& context, const ActivationViews& a, const ops::Batch& batch)
+      : c_(context.config), ctx_(context), b_(context.backend), a_(a), batch_(batch) {}
+
+  // Section 1: token ids to a.streams after the last layer.
+  void trunk();
+  // Section 10.1: a.h [T, C*d] holds the normalised streams (hnorm, per stream), batch ids the next
+  // tokens; leaves a.draft_streams.
+  void mtp(const MtpWeights& mtp, std::int32_t layer_index);
+
+  // cos and sin of the batch's positions, for both tables. Part of trunk() and mtp().
+  void rope_tables();
+  // One layer over `streams`, in place.
+  void layer(const LayerWeights& w, const LayerCache& cache, Mat<float> streams);
+  // Section 4: a.x to a.y. Sections 5 and 6 happen inside, for compressed layers.
+  void attention(const AttentionWeights& w, const LayerCache& cache);
+  // Section 8: a.x to a.y.
+  void moe(const MoeWeights& w);
+  // Section 2.4: some rows of streams to inputs of the head, x [rows, d].
+  void head_input(const ops::HyperConnection& hc_head, const float* norm, Mat<const float> streams, Mat<float> x) const;
+  // Section 1: x to logits [rows, V].
+  void logits(Mat<const float> x, Mat<float> logits) const;
+
+ private:
+  // A linear layer of the quantised kind (FP8, FP4): its input passes through FP8 in official numerics.
+  void linear_q(Mat<const float> x, const ops::Weight& w, Mat<float> y) const;
+  // A linear layer in f32: compressors, gate, head. Its output is not rounded to the carrier.
+  void linear_f32(Mat<const float> x, const ops::Weight& w, Mat<float> y) const;
+
+  void compress(const CompressorWeights& w, const ops::CompressorRing& ring, const ops::EntryPages& entries,
+                ops::EntryKind kind, Mat<float> kv, Mat<float> score);
+  void select_entries(const IndexerWeights& w, const LayerCache& cache);
+
+  const checkpoint::ModelConfig& c_;
+  const ForwardContext& ctx_;
+  ops::Backend& b_;
+  const ActivationViews& a_;
+  const ops::Batch& batch_;
+};
+
+}  // namespace fathom::model

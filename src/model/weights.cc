@@ -1,0 +1,181 @@
+#include "model/weights.h"
+
+#include <cstring>
+#include <optional>
+#include <string>
+
+#include "base/check.h"
+#include "ops/weight.h"
+#include "quant/bf16.h"
+
+namespace fathom::model {
+namespace {
+
+using checkpoint::Checkpoint;
+using checkpoint::ModelConfig;
+using checkpoint::Tensor;
+
+// Binds names to views. The first error sticks; what is bound after it is never used.
+class Binder {
+ public:
+  Binder(const Checkpoint& checkpoint, ops::Backend& backend, Weights& out)
+      : checkpoint_(checkpoint), backend_(backend), out_(out) {}
+
+  // A matrix, with its scales where it is quantised.
+  ops::Weight matrix(const std::string& module) {
+    const Tensor* t = find(module + ".weight");
+    if (t == nullptr) return {};
+    const bool packed = t->dtype == DType::kFp4x2;
+    ops::Weight w{.dtype = t->dtype, .data = adopt(t->bytes), .rows = t->shape[0], .cols = t->shape[1] * (packed ? 2 : 1)};
+    if (w.quantised()) {
+      if (const Tensor* s = find(module + ".scale"); s != nullptr) {
+        w.scale_dtype = s->dtype;
+        w.scales = adopt(s->bytes);
+      }
+    }
+    return w;
+  }
+
+  // A vector or small f32 matrix, widened where it is stored as bf16.
+  const float* floats(const std::string& name) {
+    const Tensor* t = find(name);
+    if (t == nullptr) return nullptr;
+    if (t->dtype == DType::kF32) return reinterpret_cast<const float*>(adopt(t->bytes));
+    std::vector<float>& wide = out_.floats.emplace_back(t->bytes.size() / sizeof(quant::Bf16));
+    for (std::size_t i = 0; i < wide.size(); ++i) {
+      quant::Bf16 b;
+      std::memcpy(&b, t->bytes.data() + i * sizeof(b), sizeof(b));
+      wide[i] = quant::to_f32(b);
+    }
+    return reinterpret_cast<const float*>(adopt(std::as_bytes(std::span(wide))));
+  }
+
+  // The routing table, narrowed to i32. Opening the checkpoint has checked its ids; a bad one would index past the experts.
+  const std::int32_t* expert_table(const std::string& name, std::int32_t n_experts) {
+    const Tensor* t = find(name);
+    if (t == nullptr) return nullptr;
+    std::vector<std::int32_t>& narrow = out_.integers.emplace_back(t->bytes.size() / sizeof(std::int64_t));
+    for (std::size_t i = 0; i < narrow.size(); ++i) {
+      std::int64_t id = 0;
+      std::memcpy(&id, t->bytes.data() + i * sizeof(id), sizeof(id));
+      FATHOM_CHECK(id >= 0 && id < n_experts, "the routing table was checked when the checkpoint was opened");
+      narrow[i] = static_cast<std::int32_t>(id);
+    }
+    return reinterpret_cast<const std::int32_t*>(adopt(std::as_bytes(std::span(narrow))));
+  }
+
+  ops::HyperConnection hyper_connection(const std::string& prefix) {
+    return {.fn = floats(prefix + "_fn"), .base = floats(prefix + "_base"), .scale = floats(prefix + "_scale")};
+  }
+
+  CompressorWeights compressor(const std::string& module) {
+    return {.wkv = matrix(module + ".wkv"),
+            .wgate = matrix(module + ".wgate"),
+            .ape = floats(module + ".ape"),
+            .norm = floats(module + ".norm.weight")};
+  }
+
+  ops::ExpertWeights expert(const std::string& module) {
+    return {.w1 = matrix(module + ".w1"), .w3 = matrix(module + ".w3"), .w2 = matrix(module + ".w2")};
+  }
+
+  const std::optional<Error>& error() const { return error_; }
+
+ private:
+  const Tensor* find(const std::string& name) {
+    const Tensor* t = checkpoint_.find(name);
+    if (t == nullptr) note(Error{Code::kNotFound, fmt::format("{}: tensor {} is missing", checkpoint_.path().string(), name)});
+    return t;
+  }
+
+  const std::byte* adopt(std::span<const std::byte> bytes) {
+    auto placed = backend_.adopt(bytes);
+    if (placed) return *placed;
+    note(placed.error());
+    return nullptr;
+  }
+
+  void note(Error e) {
+    if (!error_) error_ = std::move(e);
+  }
+
+  const Checkpoint& checkpoint_;
+  ops::Backend& backend_;
+  Weights& out_;
+  std::optional<Error> error_;
+};
+
+AttentionWeights bind_attention(Binder& b, const std::string& p, std::int32_t ratio) {
+  AttentionWeights a{.wq_a = b.matrix(p + ".wq_a"),
+                     .q_norm = b.floats(p + ".q_norm.weight"),
+                     .wq_b = b.matrix(p + ".wq_b"),
+                     .wkv = b.matrix(p + ".wkv"),
+                     .kv_norm = b.floats(p + ".kv_norm.weight"),
+                     .sink = b.floats(p + ".attn_sink"),
+                     .wo_a = b.matrix(p + ".wo_a"),
+                     .wo_b = b.matrix(p + ".wo_b"),
+                     .compressor = {},
+                     .indexer = {}};
+  if (ratio != 0) a.compressor = b.compressor(p + ".compressor");
+  if (ratio == 4) {
+    a.indexer = {.wq_b = b.matrix(p + ".indexer.wq_b"),
+                 .weights_proj = b.matrix(p + ".indexer.weights_proj"),
+                 .compressor = b.compressor(p + ".indexer.compressor")};
+  }
+  return a;
+}
+
+MoeWeights bind_moe(Binder& b, const std::string& p, const ModelConfig& c, bool by_token_id) {
+  MoeWeights m{.gate = b.matrix(p + ".gate"), .bias = nullptr, .table = nullptr, .routed = {},
+               .shared = b.expert(p + ".shared_experts")};
+  if (by_token_id) {
+    m.table = b.expert_table(p + ".gate.tid2eid", c.routed_experts);
+  } else {
+    m.bias = b.floats(p + ".gate.bias");
+  }
+  m.routed.reserve(static_cast<std::size_t>(c.routed_experts));
+  for (std::int32_t e = 0; e < c.routed_experts; ++e) m.routed.push_back(b.expert(fmt::format("{}.experts.{}", p, e)));
+  return m;
+}
+
+LayerWeights bind_layer(Binder& b, const std::string& p, const ModelConfig& c, std::int32_t ratio, bool by_token_id) {
+  return {.attn_norm = b.floats(p + ".attn_norm.weight"),
+          .ffn_norm = b.floats(p + ".ffn_norm.weight"),
+          .attn_hc = b.hyper_connection(p + ".hc_attn"),
+          .ffn_hc = b.hyper_connection(p + ".hc_ffn"),
+          .attention = bind_attention(b, p + ".attn", ratio),
+          .moe = bind_moe(b, p + ".ffn", c, by_token_id)};
+}
+
+MtpWeights bind_mtp(Binder& b, const std::string& p, const ModelConfig& c) {
+  return {.enorm = b.floats(p + ".enorm.weight"),
+          .hnorm = b.floats(p + ".hnorm.weight"),
+          .e_proj = b.matrix(p + ".e_proj"),
+          .h_proj = b.matrix(p + ".h_proj"),
+          .layer = bind_layer(b, p, c, /*ratio=*/0, /*by_token_id=*/false),
+          .hc_head = b.hyper_connection(p + ".hc_head"),
+          .norm = b.floats(p + ".norm.weight")};
+}
+
+}  // namespace
+
+Result<Weights> load_weights(const Checkpoint& checkpoint, ops::Backend& backend) {
+  const ModelConfig& c = checkpoint.config();
+  Weights w;
+  Binder b(checkpoint, backend, w);
+  w.embed = b.matrix("embed");
+  w.head = b.matrix("head");
+  w.norm = b.floats("norm.weight");
+  w.hc_head = b.hyper_connection("hc_head");
+  for (std::int32_t l = 0; l < c.layers; ++l) {
+    const std::int32_t ratio = c.compress_ratios[static_cast<std::size_t>(l)];
+    w.layers.push_back(bind_layer(b, fmt::format("layers.{}", l), c, ratio, l < c.hash_layers));
+  }
+  if (c.draft.kind == checkpoint::DraftKind::kMtp) {
+    for (std::int32_t i = 0; i < c.draft.stages; ++i) w.mtp.push_back(bind_mtp(b, fmt::format("mtp.{}", i), c));
+  }
+  if (b.error()) return tl::unexpected<Error>(*b.error());
+  return w;
+}
+
+}  // namespace fathom::model

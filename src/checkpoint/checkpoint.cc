@@ -37,7 +37,8 @@ class CheckpointBuilder {
   Result<Checkpoint> open() {
     std::error_code error;
     if (!std::filesystem::is_directory(c_.path_, error)) {
-      return fail(Code::kNotFound, "{}: found {}, expected the folder of a checkpoint (config.json and safetensors files)",
+      return fail(Code::kNotFound,
+                  "{}: found {}, expected the folder of a checkpoint (config.json and safetensors files)",
                   c_.path_.string(), is_there(c_.path_) ? "a file" : "nothing");
     }
     FATHOM_TRY(read_config());
@@ -128,15 +129,16 @@ class CheckpointBuilder {
   }
 
   // One view per expert and matrix. The scale blocks of FP8 must not straddle w1 and w3.
-  void add_merged(const TensorInfo& t, const OfficialName& official, std::span<const std::byte> bytes, std::uint32_t file) {
+  void add_merged(const TensorInfo& t, const OfficialName& official, std::span<const std::byte> bytes,
+                  std::uint32_t file) {
     const bool gate_up = official.merged == Merged::kGateUp;
     const std::int64_t parts = gate_up ? 2 : 1;
     if (t.shape.size() != 3 || t.shape[0] != c_.config_.routed_experts || t.shape[1] % parts != 0 ||
         (gate_up && t.dtype == DType::kF8E4M3 && t.shape[1] % (2 * 128) != 0)) {
-      c_.problems_.add({c_.files_[file].name, t.name, to_string(t.shape),
-                        fmt::format("[{}, {}, ...], the rows of all {} experts{}", c_.config_.routed_experts,
-                                    gate_up ? "2I" : "d", c_.config_.routed_experts,
-                                    gate_up ? ", I a multiple of 128 where they are FP8" : "")});
+      c_.problems_.add(
+          {c_.files_[file].name, t.name, to_string(t.shape),
+           fmt::format("[{}, {}, ...], the rows of all {} experts{}", c_.config_.routed_experts, gate_up ? "2I" : "d",
+                       c_.config_.routed_experts, gate_up ? ", I a multiple of 128 where they are FP8" : "")});
       return;
     }
     if (bytes.empty()) return;
@@ -162,7 +164,8 @@ class CheckpointBuilder {
         else not_in_index(*s);
       }
       if (!found && file != kNotOpened) {
-        c_.problems_.add({index_->files[e.file], e.tensor, "nothing", fmt::format("the tensor that {} promises", kIndexName)});
+        c_.problems_.add(
+            {index_->files[e.file], e.tensor, "nothing", fmt::format("the tensor that {} promises", kIndexName)});
       }
     }
     for (; s != stored_.end(); ++s) not_in_index(*s);
@@ -177,7 +180,8 @@ class CheckpointBuilder {
     std::uint32_t file;
   };
   void not_in_index(const Stored& s) {
-    c_.problems_.add({c_.files_[s.file].name, s.name, "a tensor", fmt::format("none: {} does not place it here", kIndexName)});
+    c_.problems_.add(
+        {c_.files_[s.file].name, s.name, "a tensor", fmt::format("none: {} does not place it here", kIndexName)});
   }
 
   Result<> check() {
@@ -275,7 +279,8 @@ std::uint64_t Checkpoint::tensor_bytes() const {
 Result<> Checkpoint::check_unchanged() const {
   for (const MappedFile& m : maps_) {
     if (m.changed()) {
-      return fail(Code::kCorrupt, "{}: changed or replaced since it was opened; open the checkpoint again", m.path().string());
+      return fail(Code::kCorrupt, "{}: changed or replaced since it was opened; open the checkpoint again",
+                  m.path().string());
     }
   }
   return {};

@@ -3,10 +3,10 @@
 //   FATHOM_ASSIGN(Checkpoint ckpt, Checkpoint::open(folder));
 //   const Tensor* w = ckpt.find("layers.3.attn.wkv.weight");
 //
-// Tensors go by their official names, whatever the file calls them: names that transformers saves are translated, and the
-// experts it merges appear one by one as views. Nothing is copied but what could not be used in place: a multi-byte tensor
-// that lies misaligned in its file, and an F32 parameter that was saved as BF16 (widened, exactly). FP8, FP4 and E8M0
-// bytes are always the file's own pages.
+// Tensors go by their official names, whatever the file calls them: names that transformers saves are translated, and
+// the experts it merges appear one by one as views. Nothing is copied but what could not be used in place: a multi-byte
+// tensor that lies misaligned in its file, and an F32 parameter that was saved as BF16 (widened, exactly). FP8, FP4 and
+// E8M0 bytes are always the file's own pages.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ namespace fathom::checkpoint {
 struct Tensor {
   std::string name;  // official
   DType dtype = DType::kF32;
-  Shape shape;       // as stored: [out, in] for a linear weight, [out, in/2] where dtype is kFp4x2
+  Shape shape;                       // as stored: [out, in] for a linear weight, [out, in/2] where dtype is kFp4x2
   std::span<const std::byte> bytes;  // aligned to size_of(dtype); valid while the Checkpoint lives, moved or not
   std::uint32_t file = 0;            // position in Checkpoint::files()
   std::string stored;                // the name in the file; empty where it is the official one
@@ -42,7 +42,7 @@ struct ShardInfo {
 };
 
 enum class Access : std::uint8_t {
-  kData,     // everything is checked, ids included; the first wrong thing makes open() fail, with all others in its report
+  kData,  // everything is checked, ids included; the first wrong thing makes open() fail, with all others in its report
   kHeaders,  // only headers are read; problems() says what is wrong; views may be misaligned and are not for use
 };
 
@@ -54,8 +54,8 @@ struct OpenOptions {
 // Movable; const use from several threads is safe.
 class Checkpoint {
  public:
-  // Errors: kNotFound (no folder, config.json or weights), kInvalid (config.json), kCorrupt (index, headers, tensors: all
-  // problems in one report, each with file, tensor, found, expected), kExhausted.
+  // Errors: kNotFound (no folder, config.json or weights), kInvalid (config.json), kCorrupt (index, headers, tensors:
+  // all problems in one report, each with file, tensor, found, expected), kExhausted.
   static Result<Checkpoint> open(const std::filesystem::path& folder, OpenOptions options = {});
 
   const ModelConfig& config() const { return config_; }
@@ -72,7 +72,7 @@ class Checkpoint {
   // Remarks that stop nothing ("model.safetensors is ignored: the index does not name it").
   std::span<const std::string> notes() const { return notes_; }
 
-  std::uint64_t tensor_bytes() const;  // payload of all tensors as stored
+  std::uint64_t tensor_bytes() const;                           // payload of all tensors as stored
   std::uint64_t copied_bytes() const { return copied_bytes_; }  // anonymous memory held for copies and widened tensors
 
   // Whether the files still are what was opened. A file that is replaced keeps its old contents here; one that is cut

@@ -128,7 +128,7 @@ void read_sizes(Reader& r, ModelConfig& c) {
   r.integer("index_head_dim", c.index_dim);
   r.integer("index_topk", c.index_topk);
   r.integer(r.find("n_routed_experts") == nullptr && r.find("num_local_experts") != nullptr ? "num_local_experts"
-                                                                                           : "n_routed_experts",
+                                                                                            : "n_routed_experts",
             c.routed_experts);
   r.integer("num_experts_per_tok", c.active_experts);
   r.integer("moe_intermediate_size", c.expert_inner);
@@ -181,13 +181,16 @@ void read_layer_types(Reader& r, const Object& types, std::vector<std::int32_t>&
     if (types[i] == "sliding_attention") ratios.push_back(0);
     else if (types[i] == "compressed_sparse_attention") ratios.push_back(sparse);
     else if (types[i] == "heavily_compressed_attention") ratios.push_back(heavy);
-    else return r.problem(fmt::format("layer_types[{}]: found {}, expected sliding_attention, compressed_sparse_attention "
-                                      "or heavily_compressed_attention", i, Reader::shown(types[i])));
+    else
+      return r.problem(
+          fmt::format("layer_types[{}]: found {}, expected sliding_attention, compressed_sparse_attention "
+                      "or heavily_compressed_attention",
+                      i, Reader::shown(types[i])));
   }
 }
 
-// The schedule of compression: a list of ratios, or the layer kinds that transformers writes. The published list goes on
-// past the trunk with one 0 per draft block.
+// The schedule of compression: a list of ratios, or the layer kinds that transformers writes. The published list goes
+// on past the trunk with one 0 per draft block.
 void read_schedule(Reader& r, ModelConfig& c) {
   std::vector<std::int32_t> published;
   std::vector<std::int32_t> normalised;
@@ -200,7 +203,8 @@ void read_schedule(Reader& r, ModelConfig& c) {
   std::vector<std::int32_t>& chosen = ratios != nullptr ? published : normalised;
   const char* key = ratios != nullptr ? "compress_ratios" : "layer_types";
   if (chosen.size() < trunk) {
-    return r.problem(fmt::format("{}: found {} entries, expected one for each of {} layers", key, chosen.size(), trunk));
+    return r.problem(
+        fmt::format("{}: found {} entries, expected one for each of {} layers", key, chosen.size(), trunk));
   }
   for (std::size_t i = trunk; i < chosen.size(); ++i) {
     if (chosen[i] != 0) {
@@ -232,7 +236,8 @@ void read_hash_layers(Reader& r, ModelConfig& c) {
   }
   std::int32_t count = n;
   r.integer_or("num_hash_layers", count);
-  if (count != n) r.problem(fmt::format("num_hash_layers: found {}, but mlp_layer_types begins with {} hash_moe", count, n));
+  if (count != n)
+    r.problem(fmt::format("num_hash_layers: found {}, but mlp_layer_types begins with {} hash_moe", count, n));
   c.hash_layers = n;
 }
 
@@ -278,7 +283,8 @@ void read_quantisation(Reader& r, ModelConfig& c) {
   }
   const Object* block = Reader::find_in(*q, "weight_block_size");
   if (block != nullptr && *block != Object::array({128, 128})) {
-    r.problem(fmt::format("quantization_config.weight_block_size: found {}, expected [128,128]", Reader::shown(*block)));
+    r.problem(
+        fmt::format("quantization_config.weight_block_size: found {}, expected [128,128]", Reader::shown(*block)));
   }
 }
 
@@ -338,12 +344,14 @@ void check_sizes(Bounds& b, const ModelConfig& c) {
 }
 
 void check_relations(Bounds& b, const ModelConfig& c) {
-  b.holds(c.active_experts <= c.routed_experts, fmt::format("num_experts_per_tok: found {}, more than the {} routed experts",
-                                                            c.active_experts, c.routed_experts));
+  b.holds(c.active_experts <= c.routed_experts,
+          fmt::format("num_experts_per_tok: found {}, more than the {} routed experts", c.active_experts,
+                      c.routed_experts));
   b.holds(std::int64_t{c.layers} * c.routed_experts <= 1 << 18,
           fmt::format("n_routed_experts: found {} in {} layers, more than the {} experts one model may have",
                       c.routed_experts, c.layers, 1 << 18));
-  b.holds(c.hash_layers <= c.layers, fmt::format("num_hash_layers: found {}, more than the {} layers", c.hash_layers, c.layers));
+  b.holds(c.hash_layers <= c.layers,
+          fmt::format("num_hash_layers: found {}, more than the {} layers", c.hash_layers, c.layers));
   b.holds(c.o_groups < 1 || c.heads % c.o_groups == 0,
           fmt::format("o_groups: found {}, which does not divide {} heads", c.o_groups, c.heads));
   b.holds(c.rope_dim % 2 == 0 && c.rope_dim <= c.head_dim && c.rope_dim <= c.index_dim,
@@ -376,8 +384,8 @@ void check_draft(Bounds& b, const ModelConfig& c) {
   for (std::size_t i = 0; i < d.target_layers.size(); ++i) {
     const std::int32_t low = i == 0 ? 0 : d.target_layers[i - 1] + 1;
     b.holds(low <= d.target_layers[i] && d.target_layers[i] < c.layers,
-            fmt::format("dspark_target_layer_ids[{}]: found {}, expected ascending layers below {}", i, d.target_layers[i],
-                        c.layers));
+            fmt::format("dspark_target_layer_ids[{}]: found {}, expected ascending layers below {}", i,
+                        d.target_layers[i], c.layers));
   }
 }
 
@@ -393,7 +401,8 @@ std::vector<std::string> bound_problems(const ModelConfig& c) {
 
 Result<ModelConfig> parse_config(std::string_view text, std::string_view what) {
   if (text.size() > kMaxConfigBytes) {
-    return fail(Code::kInvalid, "{}: {} bytes, more than the {} a config.json may have", what, text.size(), kMaxConfigBytes);
+    return fail(Code::kInvalid, "{}: {} bytes, more than the {} a config.json may have", what, text.size(),
+                kMaxConfigBytes);
   }
   const Object root = Object::parse(text, nullptr, /*allow_exceptions=*/false);
   if (root.is_discarded()) return fail(Code::kInvalid, "{}: not valid JSON", what);

@@ -13,9 +13,10 @@ namespace fathom::checkpoint {
 inline constexpr std::size_t kMaxConfigBytes = 1 << 20;
 
 // Reads the published form and the one transformers 5.17 writes (checkpoint.md 2.3), told apart field by field; a field
-// present in both forms must agree. The draft's kind and stage count are left open (the tensors decide, checkpoint.md 8.5);
-// its DSpark constants are filled where the file has them. Every problem is reported, one line each. `what` names the file.
-// Errors: kInvalid (not JSON; a field missing, of the wrong type or out of bounds; another architecture).
+// present in both forms must agree. The draft's kind and stage count are left open (the tensors decide,
+// checkpoint.md 8.5); its DSpark constants are filled where the file has them. Every problem is reported, one line
+// each. `what` names the file. Errors: kInvalid (not JSON; a field missing, of the wrong type or out of bounds; another
+// architecture).
 Result<ModelConfig> parse_config(std::string_view text, std::string_view what);
 
 // The bounds every ModelConfig keeps, however it came to be; all violations, one line each. Errors: kInvalid.

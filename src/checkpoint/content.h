@@ -14,8 +14,8 @@ class Checkpoint;
 void check_ids(const Checkpoint& c, Problems& problems);
 
 // Reads every weight: E8M0 codes of 255, FP8 codes of 0x7F and 0xFF, NaN and infinity in BF16 and F32, scales that are
-// not positive. One problem per tensor, with the position of the first and the count. `progress` (may be empty) is called
-// from the calling thread with bytes done and bytes in all.
+// not positive. One problem per tensor, with the position of the first and the count. `progress` (may be empty) is
+// called from the calling thread with bytes done and bytes in all.
 void check_values(const Checkpoint& c, ThreadPool& pool, Problems& problems,
                   const std::function<void(std::uint64_t done, std::uint64_t all)>& progress);
 

@@ -63,7 +63,8 @@ class IndexReader {
   }
   bool value(std::string_view found) {
     if (depth_ == 0) return stop(fmt::format("the index is {}, expected a JSON object", found));
-    if (depth_ == 1 && key_ == "weight_map") return stop(fmt::format("weight_map: found {}, expected an object", found));
+    if (depth_ == 1 && key_ == "weight_map")
+      return stop(fmt::format("weight_map: found {}, expected an object", found));
     if (depth_ == 2 && at_ == At::kMap) {
       return stop(fmt::format("weight_map entry {}: found {}, expected a file name", printable(key_), found));
     }
@@ -110,8 +111,9 @@ Result<Index> parse_index(std::string_view text, std::string_view what) {
                   printable(map[i - 1].second), printable(map[i].second));
     }
     if (!is_plain_name(map[i].second)) {
-      return fail(Code::kCorrupt, "{}: weight_map entry {}: found \"{}\", expected the plain name of a file beside the index",
-                  what, printable(map[i].first), printable(map[i].second));
+      return fail(Code::kCorrupt,
+                  "{}: weight_map entry {}: found \"{}\", expected the plain name of a file beside the index", what,
+                  printable(map[i].first), printable(map[i].second));
     }
     index.files.push_back(map[i].second);
   }

@@ -15,15 +15,13 @@ struct Rename {
 
 // Whole names outside the layers, behind "model.".
 constexpr std::array kTop = {
-    Rename{"embed_tokens.weight", "embed.weight"},
-    Rename{"norm.weight", "norm.weight"},
-    Rename{"hc_head.hc_fn", "hc_head_fn"},
-    Rename{"hc_head.hc_base", "hc_head_base"},
+    Rename{"embed_tokens.weight", "embed.weight"}, Rename{"norm.weight", "norm.weight"},
+    Rename{"hc_head.hc_fn", "hc_head_fn"},         Rename{"hc_head.hc_base", "hc_head_base"},
     Rename{"hc_head.hc_scale", "hc_head_scale"},
 };
 
-// Module paths inside a layer, behind "model.layers.<n>."; longer ones before their own beginnings. An entry that ends in
-// a dot is a prefix of the rest's name, one that does not stands for the whole.
+// Module paths inside a layer, behind "model.layers.<n>."; longer ones before their own beginnings. An entry that ends
+// in a dot is a prefix of the rest's name, one that does not stands for the whole.
 constexpr std::array kModules = {
     Rename{"input_layernorm.", "attn_norm."},
     Rename{"post_attention_layernorm.", "ffn_norm."},

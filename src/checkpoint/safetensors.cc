@@ -12,7 +12,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "payloads are little-endian and used as they lie");
 
-constexpr std::array kDTypes = {DType::kF32,    DType::kBf16, DType::kF8E4M3, DType::kF8E8M0,
+constexpr std::array kDTypes = {DType::kF32,   DType::kBf16, DType::kF8E4M3, DType::kF8E8M0,
                                 DType::kFp4x2, DType::kI32,  DType::kI64};
 
 // Receives the header's JSON event by event, so that no tree is built and no hostile shape of JSON costs more than its
@@ -150,7 +150,7 @@ class HeaderReader {
   Header& out_;
   At at_ = At::kStart;
   Field field_ = Field::kDType;
-  unsigned seen_ = 0;       // bits of the fields the current tensor has had
+  unsigned seen_ = 0;  // bits of the fields the current tensor has had
   unsigned n_offsets_ = 0;
   bool have_metadata_ = false;
   std::string key_;
@@ -160,17 +160,18 @@ class HeaderReader {
 
 Result<> check_extent(const TensorInfo& t, std::string_view what) {
   if (t.end < t.begin) {
-    return fail(Code::kCorrupt, "{}: tensor {}: data_offsets [{}, {}] run backwards", what, printable(t.name), t.begin, t.end);
+    return fail(Code::kCorrupt, "{}: tensor {}: data_offsets [{}, {}] run backwards", what, printable(t.name), t.begin,
+                t.end);
   }
   std::int64_t elements = 0;
   if (!element_count(t.shape, elements) || elements > INT64_MAX / 8) {
-    return fail(Code::kCorrupt, "{}: tensor {}: shape {} has more elements than a file can hold", what, printable(t.name),
-                to_string(t.shape));
+    return fail(Code::kCorrupt, "{}: tensor {}: shape {} has more elements than a file can hold", what,
+                printable(t.name), to_string(t.shape));
   }
   const std::uint64_t expected = static_cast<std::uint64_t>(elements) * size_of(t.dtype);
   if (t.end - t.begin != expected) {
-    return fail(Code::kCorrupt, "{}: tensor {}: data_offsets span {} bytes, expected {} for {} {}", what, printable(t.name),
-                t.end - t.begin, expected, name_of(t.dtype), to_string(t.shape));
+    return fail(Code::kCorrupt, "{}: tensor {}: data_offsets span {} bytes, expected {} for {} {}", what,
+                printable(t.name), t.end - t.begin, expected, name_of(t.dtype), to_string(t.shape));
   }
   return {};
 }
@@ -207,7 +208,8 @@ Result<> check_layout(std::vector<TensorInfo>& tensors, std::uint64_t payload, s
 std::vector<std::uint32_t> order_by_name(const std::vector<TensorInfo>& tensors) {
   std::vector<std::uint32_t> order(tensors.size());
   std::iota(order.begin(), order.end(), 0U);
-  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) { return tensors[a].name < tensors[b].name; });
+  std::sort(order.begin(), order.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return tensors[a].name < tensors[b].name; });
   return order;
 }
 
@@ -225,7 +227,8 @@ Result<> check_unique(const std::vector<TensorInfo>& tensors, std::string_view w
 
 Result<Header> parse_header(std::span<const std::byte> file, std::string_view what) {
   if (file.size() < 8) {
-    return fail(Code::kCorrupt, "{}: {} bytes, too short for a safetensors file (its header length takes 8)", what, file.size());
+    return fail(Code::kCorrupt, "{}: {} bytes, too short for a safetensors file (its header length takes 8)", what,
+                file.size());
   }
   std::uint64_t length = 0;
   std::memcpy(&length, file.data(), 8);
@@ -234,12 +237,14 @@ Result<Header> parse_header(std::span<const std::byte> file, std::string_view wh
                 kMaxHeaderBytes);
   }
   if (length > file.size() - 8) {
-    return fail(Code::kCorrupt, "{}: truncated: header length {}, but only {} bytes follow it", what, length, file.size() - 8);
+    return fail(Code::kCorrupt, "{}: truncated: header length {}, but only {} bytes follow it", what, length,
+                file.size() - 8);
   }
   Header header;
   HeaderReader reader(header);
   const auto* text = reinterpret_cast<const char*>(file.data()) + 8;
-  if (length == 0 || *text != '{') return fail(Code::kCorrupt, "{}: the header does not start with an opening brace", what);
+  if (length == 0 || *text != '{')
+    return fail(Code::kCorrupt, "{}: the header does not start with an opening brace", what);
   if (!nlohmann::json::sax_parse(text, text + length, &reader)) {
     return fail(Code::kCorrupt, "{}: {}", what, reader.why());
   }
@@ -263,9 +268,8 @@ Result<SafetensorsFile> SafetensorsFile::open(const std::filesystem::path& path)
 }
 
 const TensorInfo* SafetensorsFile::find(std::string_view name) const {
-  const auto it = std::lower_bound(by_name_.begin(), by_name_.end(), name, [&](std::uint32_t i, std::string_view n) {
-    return header_.tensors[i].name < n;
-  });
+  const auto it = std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                                   [&](std::uint32_t i, std::string_view n) { return header_.tensors[i].name < n; });
   if (it == by_name_.end() || header_.tensors[*it].name != name) return nullptr;
   return &header_.tensors[*it];
 }

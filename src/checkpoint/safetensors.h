@@ -1,8 +1,8 @@
 // One safetensors file: its header, checked, and its tensors' bytes. checkpoint.md 3.
 //
-// The container is an u64 (little-endian) header length, a JSON header, and payloads that follow each other without gap or
-// overlap up to the end of the file. Everything here is from outside: a header that breaks a rule is refused whole, with
-// the rule, the file and the tensor in the error.
+// The container is an u64 (little-endian) header length, a JSON header, and payloads that follow each other without gap
+// or overlap up to the end of the file. Everything here is from outside: a header that breaks a rule is refused whole,
+// with the rule, the file and the tensor in the error.
 #pragma once
 
 #include <cstddef>
@@ -38,12 +38,12 @@ struct TensorInfo {
 };
 
 struct Header {
-  std::vector<TensorInfo> tensors;  // in payload order
+  std::vector<TensorInfo> tensors;                            // in payload order
   std::vector<std::pair<std::string, std::string>> metadata;  // __metadata__, in file order
 };
 
-// Parses and checks the header at the start of `file`, whose whole extent is file.size(). Only the header's bytes are read.
-// `what` names the file in errors. Errors: kCorrupt.
+// Parses and checks the header at the start of `file`, whose whole extent is file.size(). Only the header's bytes are
+// read. `what` names the file in errors. Errors: kCorrupt.
 Result<Header> parse_header(std::span<const std::byte> file, std::string_view what);
 
 // A mapped file and its header. Views stay valid while this object, or one it was moved to, lives. Safe to read from
@@ -64,9 +64,7 @@ class SafetensorsFile {
   std::pair<MappedFile, Header> release() && { return {std::move(map_), std::move(header_)}; }
 
   // As mapped: may not be aligned to the element size.
-  std::span<const std::byte> bytes(const TensorInfo& t) const {
-    return map_.bytes().subspan(t.begin, t.end - t.begin);
-  }
+  std::span<const std::byte> bytes(const TensorInfo& t) const { return map_.bytes().subspan(t.begin, t.end - t.begin); }
 
  private:
   SafetensorsFile(MappedFile map, Header header);

@@ -59,7 +59,8 @@ class Table {
     attention();
     if (ratio != 0) compressor("attn.compressor.", ratio, c_.head_dim, Group::kCompressor);
     if (ratio == 4) {
-      row("attn.indexer.wq_b.weight", {std::int64_t{c_.index_heads} * c_.index_dim, c_.q_rank}, Form::kLinear, Group::kIndexer);
+      row("attn.indexer.wq_b.weight", {std::int64_t{c_.index_heads} * c_.index_dim, c_.q_rank}, Form::kLinear,
+          Group::kIndexer);
       row("attn.indexer.weights_proj.weight", {c_.index_heads, d()}, Form::kPlain, Group::kIndexer);
       compressor("attn.indexer.compressor.", ratio, c_.index_dim, Group::kIndexer);
     }
@@ -233,7 +234,8 @@ class Checker {
                      fmt::format("{} {}", types, to_string(expected->shape))});
       return;
     }
-    const bool type_ok = scale->dtype == DType::kF8E8M0 || (scale->dtype == DType::kF32 && weight.dtype == DType::kF8E4M3);
+    const bool type_ok =
+        scale->dtype == DType::kF8E8M0 || (scale->dtype == DType::kF32 && weight.dtype == DType::kF8E4M3);
     if (!type_ok) problem(*scale, std::string(name_of(scale->dtype)), types);
     else check_shape(*scale, expected->shape);
   }
@@ -261,12 +263,14 @@ class Checker {
 
 std::string_view name_of(Group g) {
   constexpr std::array<std::string_view, kGroups> kNames = {
-      "embedding", "head",    "norms", "hyper-connections", "attention",  "compressors",
-      "indexers",  "gates",   "shared experts", "routed experts", "draft head"};
+      "embedding", "head",  "norms",          "hyper-connections", "attention", "compressors",
+      "indexers",  "gates", "shared experts", "routed experts",    "draft head"};
   return kNames[static_cast<std::size_t>(g)];
 }
 
-void for_each_slot(const ModelConfig& config, const std::function<void(const Slot&)>& visit) { Table(config, visit).all(); }
+void for_each_slot(const ModelConfig& config, const std::function<void(const Slot&)>& visit) {
+  Table(config, visit).all();
+}
 
 std::int64_t count_slots(const ModelConfig& config) {
   std::int64_t n = 0;

@@ -17,8 +17,8 @@ namespace fathom::checkpoint {
 
 // What a tensor may be stored as.
 enum class Form : std::uint8_t {
-  kPlain,   // BF16 or F32; never quantised (embeddings, head, norms, gate, compressors)
-  kFull,    // F32 (hyper-connection parameters, sinks, biases, position tables); BF16 is accepted and widened on opening
+  kPlain,  // BF16 or F32; never quantised (embeddings, head, norms, gate, compressors)
+  kFull,   // F32 (hyper-connection parameters, sinks, biases, position tables); BF16 is accepted and widened on opening
   kLinear,  // BF16 or F32; or F8_E4M3 with a .scale, F8_E8M0 or F32, per 128 x 128 block
   kExpert,  // as kLinear; or I8 (pairs of FP4) with a .scale, F8_E8M0, per 32 inputs
   kIds,     // I64 expert ids
@@ -26,24 +26,24 @@ enum class Form : std::uint8_t {
 
 enum class Group : std::uint8_t {
   kEmbedding,
-  kHead,             // head.weight
-  kNorms,            // block and final norms
+  kHead,   // head.weight
+  kNorms,  // block and final norms
   kHyperConnections,
-  kAttention,        // its projections, inner norms and sinks
+  kAttention,  // its projections, inner norms and sinks
   kCompressor,
-  kIndexer,          // with its compressor
-  kGate,             // gate weight, bias, tid2eid
+  kIndexer,  // with its compressor
+  kGate,     // gate weight, bias, tid2eid
   kSharedExpert,
   kRoutedExperts,
-  kDraftHead,        // what a draft block has beyond a trunk block
+  kDraftHead,  // what a draft block has beyond a trunk block
 };
 inline constexpr int kGroups = 11;
 std::string_view name_of(Group g);
 
 // One tensor of the table, its scale implied (scale_for).
 struct Slot {
-  std::string name;   // official, e.g. "layers.7.attn.wkv.weight"
-  Shape shape;        // logical: FP4 pairs counted as two
+  std::string name;  // official, e.g. "layers.7.attn.wkv.weight"
+  Shape shape;       // logical: FP4 pairs counted as two
   Form form = Form::kPlain;
   Group group = Group::kNorms;
   std::int32_t layer = -1;   // trunk layer; -1 elsewhere
@@ -51,8 +51,8 @@ struct Slot {
   std::int32_t expert = -1;  // routed expert; -1 elsewhere
 };
 
-// Calls `visit` for every tensor of `config` (which must be valid), in the order of the published files: embedding, layers,
-// head and what goes with it, draft stages (config.draft). The Slot is reused between calls.
+// Calls `visit` for every tensor of `config` (which must be valid), in the order of the published files: embedding,
+// layers, head and what goes with it, draft stages (config.draft). The Slot is reused between calls.
 void for_each_slot(const ModelConfig& config, const std::function<void(const Slot&)>& visit);
 
 // How many that is, without scales.
@@ -72,8 +72,8 @@ std::optional<ScaleSlot> scale_for(const Slot& slot, DType dtype);
 
 // What a validation found wrong with one tensor.
 struct Problem {
-  std::string file;      // empty where no file is to blame
-  std::string tensor;    // as the file names it; empty where it concerns the whole
+  std::string file;    // empty where no file is to blame
+  std::string tensor;  // as the file names it; empty where it concerns the whole
   std::string found;
   std::string expected;
   bool operator==(const Problem&) const = default;

@@ -34,7 +34,9 @@ tl::unexpected<Error> fail_errno(const std::filesystem::path& path, std::string_
   return fail(code_of(error), "{}: cannot {}: {}", path.string(), doing, std::strerror(error));
 }
 
-std::string json_string(std::string_view s) { return nlohmann::json(s).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace); }
+std::string json_string(std::string_view s) {
+  return nlohmann::json(s).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
 
 }  // namespace
 
@@ -98,7 +100,8 @@ std::string header_text(std::span<const OutTensor> tensors, const Metadata& meta
   if (!metadata.empty()) {
     json += "\"__metadata__\":{";
     for (std::size_t i = 0; i < metadata.size(); ++i) {
-      json += fmt::format("{}{}:{}", i == 0 ? "" : ",", json_string(metadata[i].first), json_string(metadata[i].second));
+      json +=
+          fmt::format("{}{}:{}", i == 0 ? "" : ",", json_string(metadata[i].first), json_string(metadata[i].second));
     }
     json += "}";
   }
@@ -107,8 +110,9 @@ std::string header_text(std::span<const OutTensor> tensors, const Metadata& meta
     std::int64_t n = 0;
     FATHOM_CHECK(element_count(t.shape, n), "a tensor's shape has a product");
     const std::uint64_t end = at + static_cast<std::uint64_t>(n) * size_of(t.dtype);
-    json += fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}", json.size() == 1 ? "" : ",",
-                        json_string(t.name), name_of(t.dtype), fmt::join(t.shape, ","), at, end);
+    json +=
+        fmt::format("{}{}:{{\"dtype\":\"{}\",\"shape\":[{}],\"data_offsets\":[{},{}]}}", json.size() == 1 ? "" : ",",
+                    json_string(t.name), name_of(t.dtype), fmt::join(t.shape, ","), at, end);
     at = end;
   }
   json += "}";
@@ -119,7 +123,8 @@ std::string header_text(std::span<const OutTensor> tensors, const Metadata& meta
   return out + json;
 }
 
-Result<> write_safetensors(const std::filesystem::path& path, std::vector<OutTensor> tensors, const Metadata& metadata) {
+Result<> write_safetensors(const std::filesystem::path& path, std::vector<OutTensor> tensors,
+                           const Metadata& metadata) {
   std::sort(tensors.begin(), tensors.end(), [](const OutTensor& a, const OutTensor& b) {
     const std::size_t sa = size_of(a.dtype);
     const std::size_t sb = size_of(b.dtype);

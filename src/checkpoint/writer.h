@@ -24,9 +24,10 @@ struct OutTensor {
   std::span<const std::byte> bytes;  // row-major, size_of(dtype) times the product of shape
 };
 
-// Writes all of them, larger elements first, so that every tensor lies aligned. Errors: kInvalid (a name twice; the target
-// exists and is no regular file), kExhausted (disk full), kNotFound (folder missing, no permission).
-Result<> write_safetensors(const std::filesystem::path& path, std::vector<OutTensor> tensors, const Metadata& metadata = {});
+// Writes all of them, larger elements first, so that every tensor lies aligned. Errors: kInvalid (a name twice; the
+// target exists and is no regular file), kExhausted (disk full), kNotFound (folder missing, no permission).
+Result<> write_safetensors(const std::filesystem::path& path, std::vector<OutTensor> tensors,
+                           const Metadata& metadata = {});
 
 // A file that appears on commit() and vanishes if that never comes. One thread.
 class AtomicFile {
@@ -50,8 +51,8 @@ class AtomicFile {
 
 Result<> write_text_file(const std::filesystem::path& path, std::string_view text);
 
-// The header of a file that holds `tensors` in this order, without their bytes (they need not be there): length and JSON,
-// padded so that the payload starts at a multiple of 8.
+// The header of a file that holds `tensors` in this order, without their bytes (they need not be there): length and
+// JSON, padded so that the payload starts at a multiple of 8.
 std::string header_text(std::span<const OutTensor> tensors, const Metadata& metadata);
 
 }  // namespace fathom::checkpoint

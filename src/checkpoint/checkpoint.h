@@ -81,6 +81,7 @@ class Checkpoint {
 
  private:
   friend class CheckpointBuilder;
+  friend class SyntheticBuilder;  // synthetic.cc
   Checkpoint() = default;
 
   std::filesystem::path path_;

@@ -159,9 +159,9 @@ void for_each_stored(const ModelConfig& config, const Storage& storage,
                      const std::function<void(const Slot&, const StoredTensor&)>& visit) {
   for_each_slot(config, [&](const Slot& slot) {
     const DType dtype = stored_dtype(slot.form, storage);
-    visit(slot, {slot.name, dtype, stored_shape(slot, dtype), false});
+    visit(slot, {slot.name, dtype, stored_shape(slot, dtype), false, dtype});
     if (const std::optional<ScaleSlot> scale = scale_for(slot, dtype)) {
-      visit(slot, {scale->name, dtype == DType::kFp4x2 ? DType::kF8E8M0 : storage.scale, scale->shape, true});
+      visit(slot, {scale->name, dtype == DType::kFp4x2 ? DType::kF8E8M0 : storage.scale, scale->shape, true, dtype});
     }
   });
 }

@@ -51,6 +51,7 @@ struct StoredTensor {
   DType dtype = DType::kF32;
   Shape shape;
   bool scale = false;
+  DType weight_dtype = DType::kF32;  // of the weight itself, or of the one that this scales
 
   std::uint64_t bytes() const;
 };

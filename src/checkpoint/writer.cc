@@ -81,6 +81,12 @@ Result<> AtomicFile::write(std::span<const std::byte> bytes) {
   return {};
 }
 
+Result<> AtomicFile::extend(std::uint64_t bytes) {
+  const off_t at = ::lseek(fd_, 0, SEEK_END);
+  if (at < 0 || ::ftruncate(fd_, at + static_cast<off_t>(bytes)) != 0) return fail_errno(target_, "extend");
+  return {};
+}
+
 Result<> AtomicFile::commit() {
   // A full disk may only show here.
   if (::fsync(fd_) != 0) return fail_errno(target_, "write to disk");

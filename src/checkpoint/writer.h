@@ -38,8 +38,9 @@ class AtomicFile {
   AtomicFile& operator=(AtomicFile&& other) noexcept;
   ~AtomicFile();
 
-  // Errors of both: kExhausted (disk full, file size limit), kInternal (other failures of the disk).
+  // Errors of all three: kExhausted (disk full, file size limit), kInternal (other failures of the disk).
   Result<> write(std::span<const std::byte> bytes);
+  Result<> extend(std::uint64_t bytes);  // as many zeros that take no room on disk; only commit() may follow
   Result<> commit();
 
  private:

@@ -1,0 +1,223 @@
+#include "checkpoint/synthetic.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <set>
+
+#include "base/mapped_file.h"
+#include "checkpoint/content.h"
+#include "quant/bf16.h"
+#include "quant/e2m1.h"
+#include "quant/e4m3.h"
+#include "quant/ue8m0.h"
+
+namespace fathom::checkpoint {
+namespace {
+
+using testing::HasSubstr;
+
+// A new folder for a test, gone after it.
+class Folder {
+ public:
+  explicit Folder(const char* name)
+      : path_(std::filesystem::path(testing::TempDir()) / fmt::format("{}-{}", name, ::getpid())) {
+    std::filesystem::remove_all(path_);
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { std::filesystem::remove_all(path_); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+// Every kind of layer and tensor, in a few megabytes.
+SyntheticSpec small(std::string_view name = "v4-flash-0731") {
+  Geometry g = *published(name);
+  ModelConfig c = *shrunk(g.config, 4, 8);
+  c.vocab = 512;
+  c.hidden = 128;
+  c.heads = 4;
+  c.head_dim = 128;
+  c.q_rank = 128;
+  c.o_groups = 2;
+  c.o_rank = 128;
+  c.expert_inner = 128;
+  c.index_heads = 4;
+  if (c.draft.kind == DraftKind::kDspark) c.draft.noise_token = 500;
+  return {c, g.storage, 7};
+}
+
+double mean_square(const Checkpoint& c, const std::string& module) {
+  const Tensor& w = *c.find(module + ".weight");
+  const Tensor* s = c.find(module + ".scale");
+  double sum = 0;
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(w.bytes.data());
+  const std::int64_t in = w.shape[1] * (w.dtype == DType::kFp4x2 ? 2 : 1);
+  for (std::int64_t i = 0; i < w.shape[0] * in; ++i) {
+    double v = 0;
+    const std::int64_t row = i / in;
+    const std::int64_t col = i % in;
+    switch (w.dtype) {
+      case DType::kBf16: {
+        quant::Bf16 b;
+        std::memcpy(&b, bytes + 2 * i, 2);
+        v = quant::to_f32(b);
+        break;
+      }
+      case DType::kFp4x2: v = quant::kE2m1Values[(bytes[i / 2] >> (4 * (i % 2))) & 15U]; break;
+      default: v = quant::kE4m3Values[bytes[i]];
+    }
+    if (s != nullptr) {
+      const std::int64_t at =
+          w.dtype == DType::kFp4x2 ? row * s->shape[1] + col / 32 : row / 128 * s->shape[1] + col / 128;
+      float scale = 0;
+      if (s->dtype == DType::kF8E8M0)
+        scale = quant::ue8m0_value(static_cast<std::uint8_t>(s->bytes[static_cast<std::size_t>(at)]));
+      else std::memcpy(&scale, s->bytes.data() + 4 * at, 4);
+      v *= scale;
+    }
+    sum += v * v;
+  }
+  return sum / static_cast<double>(w.shape[0] * in);
+}
+
+void expect_same(const Checkpoint& a, const Checkpoint& b) {
+  ASSERT_EQ(a.tensors().size(), b.tensors().size());
+  for (std::size_t i = 0; i < a.tensors().size(); ++i) {
+    const Tensor& x = a.tensors()[i];
+    const Tensor& y = b.tensors()[i];
+    ASSERT_EQ(x.name, y.name);
+    EXPECT_EQ(x.dtype, y.dtype) << x.name;
+    EXPECT_EQ(x.shape, y.shape) << x.name;
+    EXPECT_TRUE(std::equal(x.bytes.begin(), x.bytes.end(), y.bytes.begin(), y.bytes.end())) << x.name;
+  }
+}
+
+class Variants : public testing::TestWithParam<std::string_view> {};
+
+TEST_P(Variants, OnDiskAndInMemoryAreTheSameForAnyThreads) {
+  const SyntheticSpec spec = small(GetParam());
+  const Folder folder("synthetic");
+  ThreadPool one(1);
+  ThreadPool three(3);
+  std::uint64_t last = 0;
+  const auto wrote = write_synthetic(spec, folder.path(), three, Payload::kRandom,
+                                     [&](std::uint64_t done, std::uint64_t) { last = done; });
+  ASSERT_TRUE(wrote) << wrote.error().what;
+  EXPECT_EQ(last, synthetic_bytes(spec));
+  auto memory = synthesize(spec, one);
+  ASSERT_TRUE(memory) << memory.error().what;
+  auto disk = Checkpoint::open(folder.path());
+  ASSERT_TRUE(disk) << disk.error().what;
+  EXPECT_EQ(disk->config(), spec.config);
+  EXPECT_EQ(disk->copied_bytes(), 0U);  // laid out as published, so nothing is misaligned
+  expect_same(*memory, *disk);
+  EXPECT_EQ(disk->tensor_bytes(), synthetic_bytes(spec));
+  Problems problems;
+  check_values(*disk, three, problems, {});
+  EXPECT_TRUE(problems.empty()) << problems.summary();
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Variants,
+                         testing::Values("v4-flash", "v4-pro", "v4-flash-0731", "v4-flash-base", "v4-pro-base"));
+
+TEST(Synthetic, MatricesKeepTheSizeOfWhatGoesThrough) {
+  ThreadPool pool(1);
+  for (const char* name : {"v4-flash", "v4-flash-base"}) {
+    auto c = synthesize(small(name), pool);
+    ASSERT_TRUE(c) << c.error().what;
+    for (const char* module :
+         {"layers.2.attn.wq_b", "layers.2.ffn.experts.3.w1", "layers.2.ffn.shared_experts.w2", "head"}) {
+      // Variance 1/inputs; power-of-two scales may miss by up to 2 either way.
+      const double gain = mean_square(*c, module) * 128;
+      EXPECT_GT(gain, 0.25) << name << " " << module;
+      EXPECT_LT(gain, 4.0) << name << " " << module;
+    }
+  }
+}
+
+TEST(Synthetic, SeedAndNameDecide) {
+  ThreadPool pool(1);
+  SyntheticSpec spec = small();
+  auto a = synthesize(spec, pool);
+  auto b = synthesize(spec, pool);
+  spec.seed = 8;
+  auto c = synthesize(spec, pool);
+  ASSERT_TRUE(a && b && c);
+  expect_same(*a, *b);
+  const auto bytes = [](const Checkpoint& k, const char* n) {
+    const auto s = k.find(n)->bytes;
+    return std::vector<std::byte>(s.begin(), s.end());
+  };
+  EXPECT_NE(bytes(*a, "layers.0.attn.wkv.weight"), bytes(*c, "layers.0.attn.wkv.weight"));
+  EXPECT_NE(bytes(*a, "layers.0.attn.wkv.weight"), bytes(*a, "layers.1.attn.wkv.weight"));
+}
+
+TEST(Synthetic, ATokenNamesNoExpertTwice) {
+  ThreadPool pool(1);
+  SyntheticSpec spec = small();
+  spec.config.routed_experts = 6;  // shares factors with most strides
+  auto c = synthesize(spec, pool);
+  ASSERT_TRUE(c) << c.error().what;
+  const Tensor& t = *c->find("layers.0.ffn.gate.tid2eid");
+  for (std::int64_t token = 0; token < t.shape[0]; ++token) {
+    std::set<std::int64_t> ids;
+    for (std::int64_t k = 0; k < t.shape[1]; ++k) {
+      std::int64_t id = 0;
+      std::memcpy(&id, t.bytes.data() + 8 * (token * t.shape[1] + k), 8);
+      EXPECT_TRUE(0 <= id && id < 6);
+      ids.insert(id);
+    }
+    EXPECT_EQ(ids.size(), 6U) << token;
+  }
+}
+
+TEST(Synthetic, NeverOverwritesAFolder) {
+  const Folder folder("occupied");
+  std::filesystem::create_directories(folder.path());
+  std::ofstream(folder.path() / "mine.txt") << "precious";
+  ThreadPool pool(1);
+  const auto r = write_synthetic(small(), folder.path(), pool);
+  ASSERT_FALSE(r);
+  EXPECT_EQ(r.error().code, Code::kInvalid);
+  EXPECT_THAT(r.error().what, HasSubstr("expected an empty folder"));
+}
+
+TEST(Synthetic, RefusesWhatMemoryCannotHold) {
+  ThreadPool pool(1);
+  const Geometry g = *published("v4-pro-base");
+  const auto r = synthesize({g.config, g.storage, 1}, pool);
+  ASSERT_FALSE(r);
+  EXPECT_EQ(r.error().code, Code::kExhausted);
+  EXPECT_THAT(r.error().what, HasSubstr("1602325824632 bytes needed"));
+}
+
+// The full index and headers of the published models, as sparse files: opening reads every header and checks every
+// tensor.
+class FullSize : public testing::TestWithParam<std::string_view> {};
+
+TEST_P(FullSize, OpensFromHeaders) {
+  const Geometry g = *published(GetParam());
+  const Folder folder("full-size");
+  ThreadPool pool(1);
+  const auto wrote = write_synthetic({g.config, g.storage, 1}, folder.path(), pool, Payload::kHole);
+  ASSERT_TRUE(wrote) << wrote.error().what;
+  auto c = Checkpoint::open(folder.path());
+  ASSERT_TRUE(c) << c.error().what;
+  EXPECT_EQ(c->tensor_bytes(), synthetic_bytes({g.config, g.storage, 1}));
+  EXPECT_EQ(c->config(), g.config);
+  EXPECT_EQ(c->copied_bytes(), 0U);
+  EXPECT_EQ(c->files().size(), static_cast<std::size_t>(g.config.layers + 2 + g.config.draft.stages));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, FullSize, testing::Values("v4-flash", "v4-pro", "v4-flash-0731"));
+
+}  // namespace
+}  // namespace fathom::checkpoint

@@ -18,6 +18,7 @@ struct Case {
   ops::Numerics numerics;
   double tolerance;
 };
+void PrintTo(const Case& c, std::ostream* os) { *os << c.model << " on " << c.backend; }
 
 const Vectors& vectors() {
   static const Vectors v("ops.safetensors");

@@ -36,6 +36,9 @@ class Vectors {
 std::string model_folder(const std::string& name);
 const checkpoint::Checkpoint& open_model(const std::string& name);
 
+// The backends that every test of the whole model runs on.
+std::vector<std::string> backends();
+
 // "ref" or "cpu" (with the given threads).
 std::unique_ptr<ops::Backend> make_backend(const std::string& name, int threads = 2);
 

@@ -1,0 +1,167 @@
+// The program as a user meets it: run, fed, and its output, errors and exit codes read.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+struct Outcome {
+  int code = -1;
+  std::string out;
+  std::string err;
+};
+
+class Cli : public testing::Test {
+ protected:
+  Cli() {
+    std::string name = (std::filesystem::temp_directory_path() / "fathom-cli-XXXXXX").string();
+    dir_ = ::mkdtemp(name.data());
+    ::unsetenv("FATHOM_MODEL");
+  }
+  ~Cli() override { std::filesystem::remove_all(dir_); }
+
+  std::string write(const std::string& name, const std::string& text) {
+    std::ofstream(dir_ / name, std::ios::binary) << text;
+    return (dir_ / name).string();
+  }
+
+  Outcome fathom(std::vector<std::string> args, const std::string& input = "") {
+    const std::string in = write("in", input);
+    const std::string out = (dir_ / "out").string();
+    const std::string err = (dir_ / "err").string();
+    args.insert(args.begin(), FATHOM_PROGRAM);
+    std::vector<char*> argv;
+    for (std::string& a : args) argv.push_back(a.data());
+    argv.push_back(nullptr);
+    posix_spawn_file_actions_t files;
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, 0, in.c_str(), O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&files, 1, out_path_.empty() ? out.c_str() : out_path_.c_str(),
+                                     O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    posix_spawn_file_actions_addopen(&files, 2, err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    pid_t pid = 0;
+    EXPECT_EQ(::posix_spawn(&pid, FATHOM_PROGRAM, &files, nullptr, argv.data(), environ), 0);
+    posix_spawn_file_actions_destroy(&files);
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read(out), read(err)};
+  }
+
+  static std::string read(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  }
+
+  std::filesystem::path dir_;
+  std::string out_path_;
+};
+
+TEST_F(Cli, VersionAndHelp) {
+  EXPECT_THAT(fathom({"--version"}).out, StartsWith("fathom 0."));
+  const Outcome help = fathom({"--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_THAT(help.out, HasSubstr("tokenize"));
+  for (const char* command : {"tokenize", "detokenize"}) {
+    const Outcome o = fathom({command, "--help"});
+    EXPECT_EQ(o.code, 0);
+    EXPECT_THAT(o.out, HasSubstr("Examples:"));
+  }
+}
+
+TEST_F(Cli, WrongUsageIsCodeTwoAndOneLine) {
+  for (const std::vector<std::string>& args :
+       {std::vector<std::string>{}, {"nonsense"}, {"tokenize", "--nonsense"}, {"tokenize", "a", "--tokenizer", "b"}}) {
+    const Outcome o = fathom(args);
+    EXPECT_EQ(o.code, 2) << o.err;
+    EXPECT_THAT(o.err, StartsWith("fathom: "));
+    EXPECT_EQ(o.out, "");
+  }
+}
+
+TEST_F(Cli, TokenizeAndBack) {
+  EXPECT_EQ(fathom({"tokenize", "-t", "Hello"}).out, "[42, 406, 81]\n");
+  EXPECT_EQ(fathom({"tokenize"}, "Hello").out, "[42, 406, 81]\n");
+  EXPECT_EQ(fathom({"tokenize", "-i", write("text", "Hello")}).out, "[42, 406, 81]\n");
+  EXPECT_EQ(fathom({"tokenize", "-t", ""}).out, "[]\n");
+  const std::string text = "Tabs\t and \u20AC, two\n\nlines \U0001F600 ";
+  EXPECT_EQ(fathom({"detokenize"}, fathom({"tokenize"}, text).out).out, text);
+  EXPECT_EQ(fathom({"detokenize"}, "42, 406\n81").out, "Hello");
+  EXPECT_EQ(fathom({"detokenize", "--json"}, "[42, 406, 81]").out, "\"Hello\"\n");
+  EXPECT_EQ(fathom({"detokenize"}, " \n").out, "");
+}
+
+TEST_F(Cli, ControlTokensOnlyOnRequest) {
+  EXPECT_EQ(fathom({"tokenize", "--special", "-t", "<think>"}).out, "[3689]\n");
+  EXPECT_THAT(fathom({"tokenize", "-t", "<think>"}).out, testing::Not(HasSubstr("3689")));
+  EXPECT_EQ(fathom({"tokenize", "--special", "--json", "-t", "<think>a"}).out,
+            "{\"count\": 2, \"ids\": [3689, 67], \"tokens\": [\"<think>\", \"a\"]}\n");
+}
+
+TEST_F(Cli, LinesKeepTheirPlacesWhenOneIsWrong) {
+  const Outcome o = fathom({"tokenize", "--lines"}, "\"Hello\"\nnonsense\n\"\\ud800\"\n\n\"a\"");
+  EXPECT_EQ(o.code, 1);
+  std::vector<std::string> lines;
+  std::istringstream stream(o.out);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  ASSERT_EQ(lines.size(), 5U) << o.out;
+  EXPECT_EQ(lines[0], "[42, 406, 81]");
+  for (const int i : {1, 2, 3}) EXPECT_THAT(lines[static_cast<std::size_t>(i)], StartsWith("{\"error\": \""));
+  EXPECT_EQ(lines[4], "[67]");
+  EXPECT_THAT(o.err, HasSubstr("3 of 5 lines"));
+
+  const Outcome ids = fathom({"detokenize", "--lines"}, "[42, 406, 81]\n[1e3]\n[999999]\n[-1]\n[99999999999]\n[]\n");
+  EXPECT_EQ(ids.code, 1);
+  EXPECT_THAT(ids.out, StartsWith("\"Hello\"\n{\"error\""));
+  EXPECT_THAT(ids.out, HasSubstr("token id 999999 is outside the vocabulary (0 to 3711)"));
+  EXPECT_TRUE(ids.out.ends_with("\n\"\"\n")) << ids.out;
+}
+
+TEST_F(Cli, ErrorsNameWhatIsWrong) {
+  const auto fails = [&](const std::vector<std::string>& args, const std::string& input, const std::string& says) {
+    const Outcome o = fathom(args, input);
+    EXPECT_EQ(o.code, 1) << says;
+    EXPECT_THAT(o.err, StartsWith("fathom: "));
+    EXPECT_THAT(o.err, HasSubstr(says));
+    EXPECT_EQ(o.out, "");
+  };
+  fails({"tokenize", "/no/such/model"}, "", "/no/such/model");
+  fails({"tokenize", "--tokenizer", dir_.string()}, "", "tokenizer.json");
+  fails({"tokenize", "-i", "/no/such/file"}, "", "/no/such/file");
+  fails({"tokenize"}, "ab\xFF", "byte 2");
+  fails({"detokenize"}, "[4096]", "4096");
+  fails({"detokenize"}, "12 x", "\"x\"");
+  write("tokenizer.json", "{}");
+  fails({"tokenize", "--tokenizer", dir_.string()}, "", "pre_tokenizer");
+}
+
+TEST_F(Cli, ModelFromTheEnvironment) {
+  ::setenv("FATHOM_MODEL", "/no/such/model", 1);
+  EXPECT_THAT(fathom({"tokenize", "-t", "a"}).err, HasSubstr("FATHOM_MODEL"));
+  const std::string tiny = std::string(FATHOM_SOURCE_DIR) + "/models/fathom-tiny";
+  EXPECT_EQ(fathom({"tokenize", tiny, "-t", "a"}).out, "[67]\n");
+  ::setenv("FATHOM_MODEL", tiny.c_str(), 1);
+  EXPECT_EQ(fathom({"tokenize", "-t", "a"}).out, "[67]\n");
+  ::unsetenv("FATHOM_MODEL");
+}
+
+TEST_F(Cli, AFullDiskIsAnError) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  out_path_ = "/dev/full";
+  const Outcome o = fathom({"tokenize", "-t", "Hello"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_THAT(o.err, HasSubstr("standard output"));
+}
+
+}  // namespace

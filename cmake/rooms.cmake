@@ -22,13 +22,20 @@ function(fathom_room name)
   endif()
 endfunction()
 
+if(FATHOM_TESTS)
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/source_dir.cc CONTENT
+       "#include \"${CMAKE_SOURCE_DIR}/tests/support/source_dir.h\"\n
+const char* fathom::test_source_dir() { return \"${CMAKE_SOURCE_DIR}\"; }\n")
+  add_library(fathom_source_dir STATIC ${CMAKE_BINARY_DIR}/source_dir.cc)
+  target_compile_options(fathom_source_dir INTERFACE "SHELL:-include \"${CMAKE_SOURCE_DIR}/tests/support/source_dir.h\"")
+endif()
+
 # fathom_test(NAME SOURCES ... LINKS ... [LABEL quick|long]): a GoogleTest program. FATHOM_SOURCE_DIR tells it where
-# tests/data and models/ are.
+# tests/data and models/ are (tests/support/source_dir.h).
 function(fathom_test name)
   cmake_parse_arguments(TEST "" "LABEL" "SOURCES;LINKS" ${ARGN})
   add_executable(${name} ${TEST_SOURCES})
-  target_link_libraries(${name} PRIVATE ${TEST_LINKS} GTest::gtest GTest::gmock GTest::gtest_main)
-  target_compile_definitions(${name} PRIVATE FATHOM_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE ${TEST_LINKS} GTest::gtest GTest::gmock GTest::gtest_main fathom_source_dir)
   if(NOT TEST_LABEL)
     set(TEST_LABEL quick)
   endif()

@@ -34,8 +34,8 @@ declare -A uses=(
   [ops]="base tensor quant"
   [parallel]="base tensor"
   [model]="base tensor quant checkpoint ops parallel"
-  [cache]="base tensor model"
-  [engine]="base tensor model cache parallel"
+  [cache]="base tensor ops model"
+  [engine]="base tensor ops model cache parallel"
   [server]="base text engine"
   [cli]="base tensor quant checkpoint text ops parallel model cache engine server"
 )

@@ -18,6 +18,16 @@ case "${1-}" in
 esac
 scripts/deps.sh
 
+# The full-size tokenizer is not part of the project: the tests that need it are skipped where none is named, or laid
+# beside the project as FOLDER/tokenizer/deepseek-v4.
+for folder in ../*/tokenizer/deepseek-v4; do
+  if [ -z "${FATHOM_V4_TOKENIZER-}" ] && [ -f "$folder/tokenizer.json" ]; then
+    FATHOM_V4_TOKENIZER=$(realpath "$folder")
+    export FATHOM_V4_TOKENIZER
+    note "the DeepSeek-V4 tokenizer for tests: $FATHOM_V4_TOKENIZER"
+  fi
+done
+
 for preset in "${presets[@]}"; do
   build "$preset" all
   note "running the tests ($preset)"

@@ -12,8 +12,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "payloads are little-endian and used as they lie");
 
-constexpr std::array kDTypes = {DType::kF32,   DType::kBf16, DType::kF8E4M3, DType::kF8E8M0,
-                                DType::kFp4x2, DType::kI32,  DType::kI64};
+constexpr std::array<DType, kDTypes> kAllDTypes = {DType::kF32,   DType::kBf16, DType::kF8E4M3, DType::kF8E8M0,
+                                                   DType::kFp4x2, DType::kI32,  DType::kI64};
 
 // Receives the header's JSON event by event, so that no tree is built and no hostile shape of JSON costs more than its
 // bytes. Offsets are left relative to the payload; finish() makes them absolute.
@@ -275,8 +275,8 @@ const TensorInfo* SafetensorsFile::find(std::string_view name) const {
 }
 
 bool dtype_from(std::string_view text, DType& out) {
-  const auto* it = std::find_if(kDTypes.begin(), kDTypes.end(), [&](DType t) { return name_of(t) == text; });
-  if (it == kDTypes.end()) return false;
+  const auto* it = std::find_if(kAllDTypes.begin(), kAllDTypes.end(), [&](DType t) { return name_of(t) == text; });
+  if (it == kAllDTypes.end()) return false;
   out = *it;
   return true;
 }

@@ -73,6 +73,8 @@ class SafetensorsFile {
   std::vector<std::uint32_t> by_name_;  // positions in header_.tensors, sorted by name
 };
 
+inline constexpr std::size_t kDTypes = 7;  // values of DType
+
 // The type of a safetensors dtype string; false where Fathom does not read it.
 bool dtype_from(std::string_view text, DType& out);
 

@@ -206,6 +206,7 @@ void read_schedule(Reader& r, ModelConfig& c) {
     return r.problem(
         fmt::format("{}: found {} entries, expected one for each of {} layers", key, chosen.size(), trunk));
   }
+  if (trunk == 0) return;  // which is what is wrong
   for (std::size_t i = trunk; i < chosen.size(); ++i) {
     if (chosen[i] != 0) {
       r.problem(fmt::format("{}[{}]: found {}, expected 0 past the {} trunk layers", key, i, chosen[i], trunk));

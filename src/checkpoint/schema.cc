@@ -179,13 +179,25 @@ class Checker {
     if (slot.form == Form::kExpert) check_format(slot, *weight);
   }
 
-  void check_leftovers() {
+  // `draft_known`: else all tensors of mtp.* are one problem.
+  void check_leftovers(bool draft_known) {
+    const Found* first_draft = nullptr;
+    std::size_t n_draft = 0;
     for (std::size_t i = 0; i < sorted_.size(); ++i) {
+      if (!draft_known && sorted_[i].name.starts_with("mtp.")) {
+        if (n_draft++ == 0) first_draft = &sorted_[i];
+        continue;
+      }
       if (!used_[i] && !dropped(sorted_[i].name)) {
         problem(sorted_[i], fmt::format("{} {}", name_of(sorted_[i].dtype), to_string(sorted_[i].shape)),
                 "no tensor of this name for this config.json");
       }
     }
+    if (n_draft == 0) return;
+    problems_.add(
+        {std::string(first_draft->file), "mtp.*",
+         fmt::format("{} tensors, but neither mtp.0.e_proj.weight (MTP) nor mtp.0.main_proj.weight (DSpark)", n_draft),
+         "one of the two, or no draft at all"});
   }
 
  private:
@@ -350,7 +362,7 @@ void decide_draft(ModelConfig& config, std::span<const Found> sorted) {
 void check_tensors(const ModelConfig& config, std::span<const Found> sorted, Problems& problems) {
   Checker checker(sorted, problems);
   for_each_slot(config, [&](const Slot& slot) { checker.check(slot); });
-  checker.check_leftovers();
+  checker.check_leftovers(config.draft.kind != DraftKind::kNone);
 }
 
 }  // namespace fathom::checkpoint

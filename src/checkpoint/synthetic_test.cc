@@ -2,15 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <set>
 
-#include "base/mapped_file.h"
 #include "checkpoint/content.h"
+#include "checkpoint/test_files.h"
 #include "quant/bf16.h"
 #include "quant/e2m1.h"
 #include "quant/e4m3.h"
@@ -20,22 +18,6 @@ namespace fathom::checkpoint {
 namespace {
 
 using testing::HasSubstr;
-
-// A new folder for a test, gone after it.
-class Folder {
- public:
-  explicit Folder(const char* name)
-      : path_(std::filesystem::path(testing::TempDir()) / fmt::format("{}-{}", name, ::getpid())) {
-    std::filesystem::remove_all(path_);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path_); }
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 // Every kind of layer and tensor, in a few megabytes.
 SyntheticSpec small(std::string_view name = "v4-flash-0731") {
@@ -181,8 +163,7 @@ TEST(Synthetic, ATokenNamesNoExpertTwice) {
 
 TEST(Synthetic, NeverOverwritesAFolder) {
   const Folder folder("occupied");
-  std::filesystem::create_directories(folder.path());
-  std::ofstream(folder.path() / "mine.txt") << "precious";
+  folder.write("mine.txt", "precious");
   ThreadPool pool(1);
   const auto r = write_synthetic(small(), folder.path(), pool);
   ASSERT_FALSE(r);

@@ -44,16 +44,22 @@ double cgroup_quota_cores() {
 
 }  // namespace
 
+// A loop is open to whoever comes in time. The caller works too and closes it once nothing is left to hand out; it then
+// waits only for workers that are inside. One that the system has not woken yet costs nothing, so that a busy machine
+// slows a loop down by no more than the work its threads hold.
 struct ThreadPool::State {
-  // One loop. Written by the caller while no worker is inside a loop, published by `epoch`.
+  static constexpr std::uint32_t kClosed = 1U << 31;
+
+  // One loop. Written by the caller while the gate is closed and nobody inside.
   Call call = nullptr;
   const void* body = nullptr;
   std::int64_t n = 0;
   std::int64_t grain = 1;
 
-  std::atomic<std::int64_t> next{0};
-  std::atomic<int> busy{0};             // workers that have not finished the current epoch
-  std::atomic<std::uint32_t> epoch{0};  // counts loops; workers wait for it to change
+  // Apart from one another: each is hammered by all threads.
+  alignas(64) std::atomic<std::int64_t> next{0};
+  alignas(64) std::atomic<std::uint32_t> gate{kClosed};  // kClosed, and how many workers are inside
+  alignas(64) std::atomic<std::uint32_t> epoch{0};       // counts loops; idle workers wait for it to change
   std::atomic<bool> stop{false};
   std::mutex callers;
   std::vector<std::thread> threads;
@@ -66,6 +72,18 @@ struct ThreadPool::State {
     }
   }
 
+  bool enter() {
+    std::uint32_t g = gate.load(std::memory_order_relaxed);
+    while ((g & kClosed) == 0) {
+      if (gate.compare_exchange_weak(g, g + 1, std::memory_order_acquire, std::memory_order_relaxed)) return true;
+    }
+    return false;
+  }
+
+  void leave() {
+    if (gate.fetch_sub(1, std::memory_order_release) == (kClosed | 1U)) gate.notify_one();
+  }
+
   void worker_main(int worker) {
     std::uint32_t seen = 0;
     for (;;) {
@@ -73,8 +91,9 @@ struct ThreadPool::State {
       epoch.wait(seen, std::memory_order_acquire);
       seen = epoch.load(std::memory_order_acquire);
       if (stop.load(std::memory_order_relaxed)) return;
+      if (!enter()) continue;
       work(worker);
-      if (busy.fetch_sub(1, std::memory_order_acq_rel) == 1) busy.notify_one();
+      leave();
     }
   }
 };
@@ -109,13 +128,15 @@ void ThreadPool::run(std::int64_t n, std::int64_t grain, Call call, const void* 
   s.n = n;
   s.grain = grain;
   s.next.store(0, std::memory_order_relaxed);
-  s.busy.store(static_cast<int>(s.threads.size()), std::memory_order_relaxed);
+  s.gate.store(0, std::memory_order_release);
   s.epoch.fetch_add(1, std::memory_order_release);
   s.epoch.notify_all();
   s.work(0);
-  for (int i = 0; i < kSpins && s.busy.load(std::memory_order_acquire) != 0; ++i) relax();
-  for (int left = s.busy.load(std::memory_order_acquire); left != 0; left = s.busy.load(std::memory_order_acquire)) {
-    s.busy.wait(left, std::memory_order_acquire);
+  s.gate.fetch_or(State::kClosed, std::memory_order_acquire);
+  for (int i = 0; i < kSpins && s.gate.load(std::memory_order_acquire) != State::kClosed; ++i) relax();
+  for (std::uint32_t g = s.gate.load(std::memory_order_acquire); g != State::kClosed;
+       g = s.gate.load(std::memory_order_acquire)) {
+    s.gate.wait(g, std::memory_order_acquire);
   }
 }
 

@@ -72,4 +72,13 @@ class Backend {
 // The plain one: every formula as the specification writes it, sums in double, one thread. The judge of the others.
 std::unique_ptr<Backend> make_ref_backend();
 
+struct CpuOptions {
+  int threads = 0;  // 0: the usable cores (base/thread_pool.h)
+};
+
+// The fast one for host memory: SIMD for the instruction set found at run time, threads. `float` and `official`
+// numerics; `official-bf16` runs on the plain reference. Results do not depend on the number of threads
+// (simd/lanes-inl.h).
+std::unique_ptr<Backend> make_cpu_backend(const CpuOptions& options = {});
+
 }  // namespace fathom::ops

@@ -34,7 +34,8 @@ constexpr std::int32_t kMaxStep = 1100;
 }  // namespace
 
 Vectors::Vectors(const std::string& file)
-    : file_(must(checkpoint::SafetensorsFile::open(std::string(FATHOM_SOURCE_DIR) + "/tests/data/vectors/model/" + file))) {}
+    : file_(must(
+          checkpoint::SafetensorsFile::open(std::string(FATHOM_SOURCE_DIR) + "/tests/data/vectors/model/" + file))) {}
 
 bool Vectors::has(const std::string& name) const { return file_.find(name) != nullptr; }
 
@@ -73,18 +74,19 @@ const checkpoint::Checkpoint& open_model(const std::string& name) {
   return it->second;
 }
 
-std::vector<std::string> backends() { return {"ref"}; }
+std::vector<std::string> backends() { return {"ref", "cpu"}; }
 
 std::unique_ptr<ops::Backend> make_backend(const std::string& name, int threads) {
-  static_cast<void>(threads);
   if (name == "ref") return ops::make_ref_backend();
+  if (name == "cpu") return ops::make_cpu_backend({.threads = threads});
   std::fprintf(stderr, "no backend %s\n", name.c_str());
   std::abort();
 }
 
 Session::Session(const std::string& model_name, const std::string& backend_name, const model::ModelOptions& options,
                  int threads)
-    : backend(make_backend(backend_name, threads)), model(must(model::Model::load(open_model(model_name), *backend, options))) {
+    : backend(make_backend(backend_name, threads)),
+      model(must(model::Model::load(open_model(model_name), *backend, options))) {
   restart();
 }
 
@@ -101,7 +103,10 @@ std::vector<float> Session::run(std::span<const std::int32_t> ids, model::Rows r
     if (auto r = sequence->reserve(n); !r) must(Result<int>(tl::unexpected<Error>(r.error())));
     const bool last = at + part.size() == ids.size();
     const model::Rows wanted = rows == model::Rows::kLast && !last ? model::Rows::kNone : rows;
-    const model::Chunk c{.ids = part, .start = sequence->length(), .slot = sequence->slot(), .pages = sequence->pages(),
+    const model::Chunk c{.ids = part,
+                         .start = sequence->length(),
+                         .slot = sequence->slot(),
+                         .pages = sequence->pages(),
                          .logits = wanted};
     const auto out = must(model->forward(std::span(&c, 1)));
     sequence->advance(n);
@@ -112,7 +117,8 @@ std::vector<float> Session::run(std::span<const std::int32_t> ids, model::Rows r
 
 std::vector<float> Session::draft(std::span<const std::int32_t> next_ids, std::int32_t start, Mat<const float> streams,
                                   model::Rows rows) {
-  const model::Chunk c{.ids = next_ids, .start = start, .slot = sequence->slot(), .pages = sequence->pages(), .logits = rows};
+  const model::Chunk c{
+      .ids = next_ids, .start = start, .slot = sequence->slot(), .pages = sequence->pages(), .logits = rows};
   const auto out = must(model->draft(std::span(&c, 1), streams));
   std::vector<float> logits;
   for (std::int64_t r = 0; r < out.rows; ++r) logits.insert(logits.end(), out.row(r), out.row(r) + out.cols);
@@ -126,13 +132,19 @@ BlockHarness::BlockHarness(const std::string& model_name, const std::string& bac
       layout(model::plan_cache(checkpoint.config(), numerics, /*rollback=*/0)),
       activations(must(model::Activations::allocate(checkpoint.config(), kMaxStep, *backend))),
       frequencies(ops::rope_frequencies(checkpoint.config().rope_theta, checkpoint.config().rope_dim, {})),
-      compressed_frequencies(ops::rope_frequencies(
-          checkpoint.config().compress_rope_theta, checkpoint.config().rope_dim,
-          {.factor = checkpoint.config().yarn.factor, .beta_fast = checkpoint.config().yarn.beta_fast,
-           .beta_slow = checkpoint.config().yarn.beta_slow,
-           .original_positions = checkpoint.config().yarn.original_positions})),
-      context{.config = checkpoint.config(), .weights = weights, .layout = layout, .numerics = numerics, .backend = *backend,
-              .frequencies = frequencies.data(), .compressed_frequencies = compressed_frequencies.data()},
+      compressed_frequencies(
+          ops::rope_frequencies(checkpoint.config().compress_rope_theta, checkpoint.config().rope_dim,
+                                {.factor = checkpoint.config().yarn.factor,
+                                 .beta_fast = checkpoint.config().yarn.beta_fast,
+                                 .beta_slow = checkpoint.config().yarn.beta_slow,
+                                 .original_positions = checkpoint.config().yarn.original_positions})),
+      context{.config = checkpoint.config(),
+              .weights = weights,
+              .layout = layout,
+              .numerics = numerics,
+              .backend = *backend,
+              .frequencies = frequencies.data(),
+              .compressed_frequencies = compressed_frequencies.data()},
       sequence(std::make_unique<cache::Sequence>(must(cache::Sequence::create(layout, *backend)))) {}
 
 void BlockHarness::prepare(std::int32_t n, std::span<const std::int32_t> ids) {
@@ -143,11 +155,18 @@ void BlockHarness::prepare(std::int32_t n, std::span<const std::int32_t> ids) {
     a.positions.data[i] = sequence->length() + i;
     a.segment_of.data[i] = 0;
   }
-  segment = {.first_row = 0, .tokens = n, .start = sequence->length(),
-             .n_pages = static_cast<std::int32_t>(sequence->pages().size()), .slot = sequence->slot(),
+  segment = {.first_row = 0,
+             .tokens = n,
+             .start = sequence->length(),
+             .n_pages = static_cast<std::int32_t>(sequence->pages().size()),
+             .slot = sequence->slot(),
              .pages = sequence->pages().data()};
-  batch = {.tokens = n, .n_segments = 1, .segments = &segment, .segment_of = a.segment_of.data,
-           .positions = a.positions.data, .ids = a.ids.data};
+  batch = {.tokens = n,
+           .n_segments = 1,
+           .segments = &segment,
+           .segment_of = a.segment_of.data,
+           .positions = a.positions.data,
+           .ids = a.ids.data};
 }
 
 const model::LayerWeights& BlockHarness::layer(std::int32_t l) const {

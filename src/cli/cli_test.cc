@@ -73,7 +73,7 @@ TEST_F(Cli, VersionAndHelp) {
   const Outcome help = fathom({"--help"});
   EXPECT_EQ(help.code, 0);
   EXPECT_THAT(help.out, HasSubstr("tokenize"));
-  for (const char* command : {"tokenize", "detokenize"}) {
+  for (const char* command : {"tokenize", "detokenize", "render"}) {
     const Outcome o = fathom({command, "--help"});
     EXPECT_EQ(o.code, 0);
     EXPECT_THAT(o.out, HasSubstr("Examples:"));
@@ -154,6 +154,28 @@ TEST_F(Cli, ModelFromTheEnvironment) {
   ::setenv("FATHOM_MODEL", tiny.c_str(), 1);
   EXPECT_EQ(fathom({"tokenize", "-t", "a"}).out, "[67]\n");
   ::unsetenv("FATHOM_MODEL");
+}
+
+TEST_F(Cli, RenderBothDialects) {
+  const std::string raw = R"({"messages": [{"role": "user", "content": "Hi"}], "thinking_mode": "chat"})";
+  const std::string prompt =
+      "<\uFF5Cbegin\u2581of\u2581sentence\uFF5C><\uFF5CUser\uFF5C>Hi<\uFF5CAssistant\uFF5C></think>";
+  EXPECT_EQ(fathom({"render", "--prompt"}, raw).out, prompt);
+  EXPECT_EQ(fathom({"render"}, raw).out,
+            "{\"prompt\": \"" + prompt + "\", \"ids\": [0, 3687, 42, 75, 3688, 3690], \"initial_state\": \"CONTENT\"}\n");
+  const std::string api = R"({"api": "chat", "body": {"messages": [{"role": "user", "content": "Hi"}]}})";
+  EXPECT_THAT(fathom({"render", "--dialect", "api", "--revision", "0731", "--prompt"}, api).out,
+              HasSubstr("Reasoning Effort: Absolute maximum"));
+  EXPECT_THAT(fathom({"render", "--dialect", "api", "--prompt"}, api).out,  // what fathom-tiny says: preview
+              testing::Not(HasSubstr("Reasoning Effort")));
+  const Outcome lines = fathom({"render", "--dialect", "api", "--lines"},
+                               api + "\n{\"api\": \"chat\", \"body\": {}}\n{\"api\": \"x\", \"body\": {}}\nnonsense\n");
+  EXPECT_EQ(lines.code, 0) << lines.err;
+  EXPECT_THAT(lines.out, HasSubstr("\n{\"reject\": {\"status\": 400, \"param\": \"messages\""));
+  EXPECT_THAT(lines.out, HasSubstr("\n{\"error\": \"api: expected"));
+  EXPECT_THAT(lines.out, HasSubstr("\n{\"error\": \"request: byte 0"));
+  EXPECT_EQ(fathom({"render"}, R"({"messages": [], "thinking_mode": "fast"})").code, 1);
+  EXPECT_EQ(fathom({"render", "--revision", "1.0"}, raw).code, 2);
 }
 
 TEST_F(Cli, AFullDiskIsAnError) {

@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   ExitCode exit;
   fathom::cli::add_tokenize(app, exit);
   fathom::cli::add_detokenize(app, exit);
+  fathom::cli::add_render(app, exit);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {

@@ -22,8 +22,8 @@ constexpr std::array kGpus = {
     Gpu{"a100", 79, 2.04e12}, Gpu{"h100", 79, 3.35e12}, Gpu{"h20", 95, 4.0e12},
     Gpu{"h200", 139, 4.8e12}, Gpu{"b200", 178, 8.0e12}, Gpu{"b300", 267, 8.0e12},
 };
-constexpr std::uint64_t kGpuReserve = 3 * kGiB;
-constexpr std::uint64_t kCpuReserve = kGiB / 2;
+constexpr std::uint64_t kGpuReserve = 2 * kGiB;
+constexpr std::uint64_t kCpuReserve = kGiB / 8;
 
 struct Layers {
   std::int64_t all = 0;
@@ -99,18 +99,32 @@ Result<Device> parse_device(std::string_view text) {
   return fail(Code::kInvalid, "device {}: expected one of {}; GPUs with a count, as in h200x8", text, known);
 }
 
+std::uint64_t workspace_bytes(const ModelConfig& c, std::int32_t tokens, std::int32_t rows) {
+  const std::int64_t d = c.hidden;
+  const std::int64_t streams = c.streams * d;
+  const std::int64_t heads = std::int64_t{c.heads} * c.head_dim;
+  // Two sets of streams and two of projections of them, sub-layer input and output and the draft's two, heads in and
+  // out, the low ranks, compressor and indexer inputs, routing.
+  const std::int64_t row = 4 * streams + 4 * d + 2 * heads + c.q_rank + std::int64_t{c.o_groups} * c.o_rank +
+                           5 * c.head_dim + 4 * c.index_dim + std::int64_t{c.index_heads} * (c.index_dim + 1) +
+                           c.index_topk + c.routed_experts + 2 * c.active_experts + 2 * c.rope_dim +
+                           c.streams * (c.streams + 1) + 3;
+  return static_cast<std::uint64_t>(4 * (tokens * row + rows * (std::int64_t{c.vocab} + d)));
+}
+
 Plan make_plan(const ModelConfig& config, const Inventory& inventory, const PlanRequest& request) {
   const Device& d = request.device;
   const auto n = static_cast<std::uint64_t>(d.count);
-  const std::uint64_t sequence = sequence_memory(config, request.cache, request.context).total();
+  const std::uint64_t sequence = request.one_sequence_bytes;
   Plan p;
   p.weight_bytes = (inventory.split_bytes + n - 1) / n + inventory.replicated_bytes;
   p.sequence_bytes = static_cast<std::uint64_t>(request.sequences) * sequence;
+  p.workspace_bytes = request.workspace_bytes;
   p.reserve_bytes = d.reserve_bytes;
-  p.needed_bytes = p.weight_bytes + p.sequence_bytes + p.reserve_bytes;
+  const std::uint64_t standing = p.weight_bytes + p.workspace_bytes + p.reserve_bytes;
+  p.needed_bytes = standing + p.sequence_bytes;
   p.memory_bytes = d.memory_bytes;
   p.fits = d.memory_bytes != 0 && p.needed_bytes <= d.memory_bytes;
-  const std::uint64_t standing = p.weight_bytes + p.reserve_bytes;
   if (d.memory_bytes > standing && sequence != 0) {
     p.most_sequences = static_cast<std::int64_t>((d.memory_bytes - standing) / sequence);
   }

@@ -48,15 +48,21 @@ Result<Device> parse_device(std::string_view text);
 
 struct PlanRequest {
   CacheFormat cache;
-  std::int64_t context = 4096;  // tokens a sequence holds
-  std::int32_t sequences = 1;   // decoding at once
+  std::int64_t context = 4096;           // tokens a sequence holds
+  std::int32_t sequences = 1;            // decoding at once
+  std::uint64_t one_sequence_bytes = 0;  // what one holds at that context, as the engine lays it out
+  std::uint64_t workspace_bytes = 0;     // see workspace_bytes()
   Device device;
 };
+
+// Memory of a step of up to `tokens` tokens that asks for `rows` rows of logits: activations and logits, f32.
+std::uint64_t workspace_bytes(const ModelConfig& config, std::int32_t tokens, std::int32_t rows);
 
 // All per device. On a CPU weights are mapped files: they count against memory, but are never anonymous memory.
 struct Plan {
   std::uint64_t weight_bytes = 0;
   std::uint64_t sequence_bytes = 0;  // of all sequences; every GPU holds all of it
+  std::uint64_t workspace_bytes = 0;
   std::uint64_t reserve_bytes = 0;
   std::uint64_t needed_bytes = 0;
   std::uint64_t memory_bytes = 0;  // 0: unknown

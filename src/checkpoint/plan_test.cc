@@ -126,7 +126,13 @@ TEST(Plan, DevicesByName) {
 TEST(Plan, SaysWhetherFlashFits) {
   const Geometry g = *published("v4-flash");
   const Inventory i = take_inventory(g.config, g.storage);
-  PlanRequest r{kFp8Fp4, 131072, 4, *parse_device("h200")};
+  PlanRequest r;
+  r.cache = kFp8Fp4;
+  r.context = 131072;
+  r.sequences = 4;
+  r.one_sequence_bytes = sequence_memory(g.config, kFp8Fp4, 131072).total();
+  r.workspace_bytes = workspace_bytes(g.config, 256, 256);
+  r.device = *parse_device("h200");
   const Plan one = make_plan(g.config, i, r);
   EXPECT_FALSE(one.fits);
   EXPECT_EQ(one.most_sequences, 0);
@@ -137,7 +143,7 @@ TEST(Plan, SaysWhetherFlashFits) {
   EXPECT_GT(two.most_sequences, 4);
   EXPECT_LT(two.weight_bytes, i.bytes());
   EXPECT_GT(two.weight_bytes, i.bytes() / 2);
-  EXPECT_EQ(two.needed_bytes, two.weight_bytes + two.sequence_bytes + two.reserve_bytes);
+  EXPECT_EQ(two.needed_bytes, two.weight_bytes + two.sequence_bytes + two.workspace_bytes + two.reserve_bytes);
   // One more sequence than the most does not fit, the most does.
   r.sequences = static_cast<std::int32_t>(two.most_sequences);
   EXPECT_TRUE(make_plan(g.config, i, r).fits);
@@ -149,7 +155,9 @@ TEST(Plan, SpeedIsBandwidthOverBytes) {
   const Geometry g = *published("v4-flash");
   const Inventory i = take_inventory(g.config, g.storage);
   const auto cache = static_cast<double>(cache_read_bytes(g.config, kFp8Fp4, 4096));
-  PlanRequest r{kFp8Fp4, 4096, 1, {"cpu", 1, std::uint64_t{1} << 40, 100e9, 0}};
+  PlanRequest r;
+  r.cache = kFp8Fp4;
+  r.device = {"cpu", 1, std::uint64_t{1} << 40, 100e9, 0};
   const Plan one = make_plan(g.config, i, r);
   EXPECT_NEAR(one.step_bytes, i.token_bytes() + cache, 1);
   EXPECT_NEAR(one.tokens_per_s, 100e9 / (i.token_bytes() + cache), 1e-6);

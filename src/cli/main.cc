@@ -1,6 +1,7 @@
 // fathom: the program. Lists the subcommands; everything else is in their files.
 #include <CLI/CLI.hpp>
 
+#include "base/mapping_guard.h"
 #include "cli/commands.h"
 #include "cli/common.h"
 
@@ -15,11 +16,14 @@ std::string usage_error(const CLI::App* app, const CLI::Error& error) {
 
 int main(int argc, char** argv) {
   using fathom::cli::ExitCode;
+  fathom::install_mapping_guard();
   CLI::App app("Fathom serves DeepSeek-V4 models.", "fathom");
   app.set_version_flag("--version", "fathom " FATHOM_VERSION);
   app.require_subcommand(1);
   app.failure_message(usage_error);
   ExitCode exit;
+  fathom::cli::add_inspect(app, exit);
+  fathom::cli::add_synthesize(app, exit);
   fathom::cli::add_tokenize(app, exit);
   fathom::cli::add_detokenize(app, exit);
   fathom::cli::add_render(app, exit);

@@ -1,0 +1,36 @@
+#include "cli/synthetic_source.h"
+
+#include <CLI/CLI.hpp>
+
+#include "checkpoint/geometry.h"
+
+namespace fathom::cli {
+
+CLI::Option* add_synthetic_source(CLI::App& command, SyntheticSource& source) {
+  auto* name = command.add_option("--synthetic", source.name,
+                                  fmt::format("random weights in a published geometry, in a model's place: {}",
+                                              fmt::join(checkpoint::published_names(), ", ")));
+  name->type_name("NAME");
+  add_synthetic_shape(command, source);
+  for (const char* option : {"--layers", "--experts", "--seed"}) command.get_option(option)->needs(name);
+  return name;
+}
+
+void add_synthetic_shape(CLI::App& command, SyntheticSource& source) {
+  command.add_option("--layers", source.layers, "only the first N layers")->check(CLI::PositiveNumber);
+  command.add_option("--experts", source.experts, "only N routed experts a layer")->check(CLI::PositiveNumber);
+  command.add_option("--seed", source.seed, "other weights for every seed")->capture_default_str();
+}
+
+Result<checkpoint::SyntheticSpec> synthetic_spec(const SyntheticSource& source) {
+  const auto geometry = checkpoint::published(source.name);
+  if (!geometry) {
+    return fail(Code::kInvalid, "synthetic model {}: expected one of {}", source.name,
+                fmt::join(checkpoint::published_names(), ", "));
+  }
+  FATHOM_ASSIGN(const checkpoint::ModelConfig config,
+                checkpoint::shrunk(geometry->config, source.layers, source.experts));
+  return checkpoint::SyntheticSpec{config, geometry->storage, source.seed};
+}
+
+}  // namespace fathom::cli

@@ -14,9 +14,6 @@ void for_each_value(Views& v, const checkpoint::ModelConfig& c, const Visit& vis
   const std::int64_t streams = std::int64_t{c.streams} * d;
   const std::int64_t heads = std::int64_t{c.heads} * c.head_dim;
   const std::int64_t mtp = c.draft.kind == checkpoint::DraftKind::kMtp ? 1 : 0;
-  visit(v.ids, 1);
-  visit(v.positions, 1);
-  visit(v.segment_of, 1);
   visit(v.streams, streams);
   visit(v.draft_streams, mtp * streams);
   visit(v.x, d);
@@ -58,12 +55,36 @@ std::size_t aligned_bytes(std::int64_t elements) {
 ActivationViews ActivationViews::first(std::int64_t tokens) const {
   ActivationViews v = *this;
   const auto cut = [tokens](auto& m) { m.rows = tokens; };
-  for (Mat<float>* m : {&v.streams, &v.draft_streams, &v.x, &v.y, &v.post, &v.comb, &v.cos, &v.sin, &v.ccos, &v.csin,
-                        &v.qr, &v.q, &v.kv, &v.o, &v.z, &v.ckv, &v.cscore, &v.ikv, &v.iscore, &v.iq, &v.iweights,
-                        &v.gate, &v.expert_weights, &v.e, &v.e_proj, &v.h, &v.h_proj}) {
+  for (Mat<float>* m : {&v.streams,
+                        &v.draft_streams,
+                        &v.x,
+                        &v.y,
+                        &v.post,
+                        &v.comb,
+                        &v.cos,
+                        &v.sin,
+                        &v.ccos,
+                        &v.csin,
+                        &v.qr,
+                        &v.q,
+                        &v.kv,
+                        &v.o,
+                        &v.z,
+                        &v.ckv,
+                        &v.cscore,
+                        &v.ikv,
+                        &v.iscore,
+                        &v.iq,
+                        &v.iweights,
+                        &v.gate,
+                        &v.expert_weights,
+                        &v.e,
+                        &v.e_proj,
+                        &v.h,
+                        &v.h_proj}) {
     cut(*m);
   }
-  for (Mat<std::int32_t>* m : {&v.ids, &v.positions, &v.segment_of, &v.selected, &v.experts}) cut(*m);
+  for (Mat<std::int32_t>* m : {&v.selected, &v.experts}) cut(*m);
   return v;
 }
 

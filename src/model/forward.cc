@@ -26,17 +26,29 @@ void Forward::mtp(const MtpWeights& w, std::int32_t layer_index) {
 
 void Forward::rope_tables() {
   b_.rope_table({.positions = batch_.positions, .frequencies = ctx_.frequencies, .cos = a_.cos, .sin = a_.sin});
-  b_.rope_table({.positions = batch_.positions, .frequencies = ctx_.compressed_frequencies, .cos = a_.ccos, .sin = a_.csin});
+  b_.rope_table(
+      {.positions = batch_.positions, .frequencies = ctx_.compressed_frequencies, .cos = a_.ccos, .sin = a_.csin});
 }
 
 void Forward::layer(const LayerWeights& w, const LayerCache& cache, Mat<float> streams) {
   const auto pre = [&](const ops::HyperConnection& site, const float* norm) {
-    b_.hc_pre({.streams = streams, .site = site, .norm_weight = norm, .x = a_.x, .post = a_.post, .comb = a_.comb,
-               .sinkhorn_iters = c_.sinkhorn_iters, .norm_eps = c_.norm_eps, .hc_eps = c_.hc_eps,
+    b_.hc_pre({.streams = streams,
+               .site = site,
+               .norm_weight = norm,
+               .x = a_.x,
+               .post = a_.post,
+               .comb = a_.comb,
+               .sinkhorn_iters = c_.sinkhorn_iters,
+               .norm_eps = c_.norm_eps,
+               .hc_eps = c_.hc_eps,
                .carrier = ctx_.numerics.carrier});
   };
   const auto post = [&] {
-    b_.hc_post({.y = a_.y, .streams = streams, .post = a_.post, .comb = a_.comb, .out = streams,
+    b_.hc_post({.y = a_.y,
+                .streams = streams,
+                .post = a_.post,
+                .comb = a_.comb,
+                .out = streams,
                 .carrier = ctx_.numerics.carrier});
   };
   pre(w.attn_hc, w.attn_norm);
@@ -59,34 +71,68 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache) {
   b_.query_heads({.q = a_.q, .heads = c_.heads, .cos = cos, .sin = sin, .eps = c_.norm_eps, .carrier = carrier});
 
   linear_q(a_.x, w.wkv, a_.kv);
-  b_.window_entries({.kv = a_.kv, .norm_weight = w.kv_norm, .cos = cos, .sin = sin, .eps = c_.norm_eps,
-                     .quantise = ctx_.numerics.quantise, .carrier = carrier});
+  b_.window_entries({.kv = a_.kv,
+                     .norm_weight = w.kv_norm,
+                     .cos = cos,
+                     .sin = sin,
+                     .eps = c_.norm_eps,
+                     .quantise = ctx_.numerics.quantise,
+                     .carrier = carrier});
 
   if (compressed) {
     compress(w.compressor, cache.compressor, cache.entries, ops::EntryKind::kMain, a_.ckv, a_.cscore);
   }
   if (cache.ratio == 4) select_entries(w.indexer, cache);
 
-  b_.sparse_attention({.q = a_.q, .kv = a_.kv, .heads = c_.heads, .window = c_.window, .batch = batch_,
-                       .ring = cache.window, .entries = cache.entries,
+  b_.sparse_attention({.q = a_.q,
+                       .kv = a_.kv,
+                       .heads = c_.heads,
+                       .window = c_.window,
+                       .batch = batch_,
+                       .ring = cache.window,
+                       .entries = cache.entries,
                        .selected = cache.ratio == 4 ? Mat<const std::int32_t>(a_.selected) : Mat<const std::int32_t>{},
-                       .sink = w.sink, .cos = cos, .sin = sin, .out = a_.o, .carrier = carrier});
+                       .sink = w.sink,
+                       .cos = cos,
+                       .sin = sin,
+                       .out = a_.o,
+                       .carrier = carrier});
   b_.store_window({.kv = a_.kv, .batch = batch_, .ring = cache.window});
 
   // wo_a is the one quantised weight whose input is not (model.md 4.4).
-  b_.linear({.x = a_.o, .w = w.wo_a, .y = a_.z, .groups = c_.o_groups, .quantise_x = false, .carrier = carrier});
+  b_.linear({.x = a_.o,
+             .w = w.wo_a,
+             .y = a_.z,
+             .groups = c_.o_groups,
+             .quantise_x = false,
+             .x_carrier = carrier,
+             .carrier = carrier});
   linear_q(a_.z, w.wo_b, a_.y);
 }
 
 void Forward::select_entries(const IndexerWeights& w, const LayerCache& cache) {
   compress(w.compressor, cache.index_compressor, cache.index_keys, ops::EntryKind::kIndex, a_.ikv, a_.iscore);
   linear_q(a_.qr, w.wq_b, a_.iq);
-  b_.index_query({.q = a_.iq, .heads = c_.index_heads, .cos = a_.ccos, .sin = a_.csin,
-                  .quantise = ctx_.numerics.quantise, .carrier = ctx_.numerics.carrier});
-  b_.linear({.x = a_.x, .w = w.weights_proj, .y = a_.iweights, .carrier = ctx_.numerics.carrier});
+  b_.index_query({.q = a_.iq,
+                  .heads = c_.index_heads,
+                  .cos = a_.ccos,
+                  .sin = a_.csin,
+                  .quantise = ctx_.numerics.quantise,
+                  .carrier = ctx_.numerics.carrier});
+  b_.linear({.x = a_.x,
+             .w = w.weights_proj,
+             .y = a_.iweights,
+             .x_carrier = ctx_.numerics.carrier,
+             .carrier = ctx_.numerics.carrier});
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c_.index_dim) * c_.index_heads));
-  b_.index_select({.q = a_.iq, .weights = a_.iweights, .scale = scale, .heads = c_.index_heads, .batch = batch_,
-                   .keys = cache.index_keys, .selected = a_.selected, .carrier = ctx_.numerics.carrier});
+  b_.index_select({.q = a_.iq,
+                   .weights = a_.iweights,
+                   .scale = scale,
+                   .heads = c_.index_heads,
+                   .batch = batch_,
+                   .keys = cache.index_keys,
+                   .selected = a_.selected,
+                   .carrier = ctx_.numerics.carrier});
 }
 
 void Forward::compress(const CompressorWeights& w, const ops::CompressorRing& ring, const ops::EntryPages& entries,
@@ -95,34 +141,67 @@ void Forward::compress(const CompressorWeights& w, const ops::CompressorRing& ri
   score = mat(score.data, score.rows, ring.width);
   linear_f32(a_.x, w.wkv, kv);
   linear_f32(a_.x, w.wgate, score);
-  b_.compress({.kv = kv, .score = score, .ape = w.ape, .norm_weight = w.norm, .frequencies = ctx_.compressed_frequencies,
-               .rope_dim = c_.rope_dim, .kind = kind, .eps = c_.norm_eps, .quantise = ctx_.numerics.quantise,
-               .carrier = ctx_.numerics.carrier, .batch = batch_, .ring = ring, .entries = entries});
+  b_.compress({.kv = kv,
+               .score = score,
+               .ape = w.ape,
+               .norm_weight = w.norm,
+               .frequencies = ctx_.compressed_frequencies,
+               .rope_dim = c_.rope_dim,
+               .kind = kind,
+               .eps = c_.norm_eps,
+               .quantise = ctx_.numerics.quantise,
+               .carrier = ctx_.numerics.carrier,
+               .batch = batch_,
+               .ring = ring,
+               .entries = entries});
 }
 
 void Forward::moe(const MoeWeights& w) {
   linear_f32(a_.x, w.gate, a_.gate);
-  b_.route({.logits = a_.gate, .bias = w.bias, .table = w.table, .ids = batch_.ids, .route_scale = c_.route_scale,
-            .experts = a_.experts, .weights = a_.expert_weights});
-  b_.experts({.x = a_.x, .routed = w.routed.data(), .n_routed = static_cast<std::int32_t>(w.routed.size()),
-              .shared = w.shared, .experts = a_.experts, .weights = a_.expert_weights, .swiglu_limit = c_.swiglu_limit,
-              .quantise = ctx_.numerics.quantise, .y = a_.y, .carrier = ctx_.numerics.carrier});
+  b_.route({.logits = a_.gate,
+            .bias = w.bias,
+            .table = w.table,
+            .ids = batch_.ids,
+            .route_scale = c_.route_scale,
+            .experts = a_.experts,
+            .weights = a_.expert_weights});
+  b_.experts({.x = a_.x,
+              .routed = w.routed_table,
+              .n_routed = static_cast<std::int32_t>(w.routed.size()),
+              .routed_like = w.routed.front(),
+              .shared = w.shared,
+              .experts = a_.experts,
+              .weights = a_.expert_weights,
+              .swiglu_limit = c_.swiglu_limit,
+              .quantise = ctx_.numerics.quantise,
+              .y = a_.y,
+              .carrier = ctx_.numerics.carrier});
 }
 
 void Forward::head_input(const ops::HyperConnection& hc_head, const float* norm, Mat<const float> streams,
                          Mat<float> x) const {
-  b_.hc_head({.streams = streams, .site = hc_head, .norm_weight = norm, .y = x, .norm_eps = c_.norm_eps,
-              .hc_eps = c_.hc_eps, .carrier = ctx_.numerics.carrier});
+  b_.hc_head({.streams = streams,
+              .site = hc_head,
+              .norm_weight = norm,
+              .y = x,
+              .norm_eps = c_.norm_eps,
+              .hc_eps = c_.hc_eps,
+              .carrier = ctx_.numerics.carrier});
 }
 
 void Forward::logits(Mat<const float> x, Mat<float> logits) const { linear_f32(x, ctx_.weights.head, logits); }
 
 void Forward::linear_q(Mat<const float> x, const ops::Weight& w, Mat<float> y) const {
-  b_.linear({.x = x, .w = w, .y = y, .quantise_x = ctx_.numerics.quantise && w.quantised(), .carrier = ctx_.numerics.carrier});
+  b_.linear({.x = x,
+             .w = w,
+             .y = y,
+             .quantise_x = ctx_.numerics.quantise && w.quantised(),
+             .x_carrier = ctx_.numerics.carrier,
+             .carrier = ctx_.numerics.carrier});
 }
 
 void Forward::linear_f32(Mat<const float> x, const ops::Weight& w, Mat<float> y) const {
-  b_.linear({.x = x, .w = w, .y = y, .carrier = ops::Carrier::kF32});
+  b_.linear({.x = x, .w = w, .y = y, .x_carrier = ctx_.numerics.carrier, .carrier = ops::Carrier::kF32});
 }
 
 }  // namespace fathom::model

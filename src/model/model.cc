@@ -1,31 +1,17 @@
 #include "model/model.h"
 
-#include <algorithm>
+#include <bit>
 
 #include "base/check.h"
 #include "ops/rope/rope.h"
 
 namespace fathom::model {
-namespace {
-
-std::int32_t tokens_of(const Chunk& c) { return static_cast<std::int32_t>(c.ids.size()); }
-
-std::int32_t rows_of(const Chunk& c) {
-  switch (c.logits) {
-    case Rows::kNone: return 0;
-    case Rows::kLast: return std::min(tokens_of(c), 1);
-    case Rows::kAll: return tokens_of(c);
-  }
-  return 0;
-}
-
-}  // namespace
-
 Model::Model(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend, const ModelOptions& options)
     : config_(checkpoint.config()),
       backend_(backend),
       options_(options),
-      layout_(plan_cache(checkpoint.config(), options.numerics, options.rollback)) {}
+      layout_(plan_cache(checkpoint.config(), options.numerics, options.rollback)),
+      step_memory_(backend) {}
 
 Result<std::unique_ptr<Model>> Model::load(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend,
                                            const ModelOptions& options) {
@@ -40,14 +26,16 @@ Result<std::unique_ptr<Model>> Model::load(const checkpoint::Checkpoint& checkpo
 
   // Logits, and the inputs of the head beside them: the rows asked for, gathered.
   const std::int64_t rows = options.max_logit_rows;
-  FATHOM_ASSIGN(m->logits_memory_, backend.allocate(sizeof(float) * static_cast<std::size_t>(rows * (std::int64_t{c.vocab} + c.hidden))));
+  FATHOM_ASSIGN(m->logits_memory_,
+                backend.allocate(sizeof(float) * static_cast<std::size_t>(rows * (std::int64_t{c.vocab} + c.hidden))));
   m->logits_ = mat(reinterpret_cast<float*>(m->logits_memory_.get()), rows, c.vocab);
 
   const std::vector<float> main = ops::rope_frequencies(c.rope_theta, c.rope_dim, {});
-  const std::vector<float> compressed = ops::rope_frequencies(
-      c.compress_rope_theta, c.rope_dim,
-      {.factor = c.yarn.factor, .beta_fast = c.yarn.beta_fast, .beta_slow = c.yarn.beta_slow,
-       .original_positions = c.yarn.original_positions});
+  const std::vector<float> compressed = ops::rope_frequencies(c.compress_rope_theta, c.rope_dim,
+                                                              {.factor = c.yarn.factor,
+                                                               .beta_fast = c.yarn.beta_fast,
+                                                               .beta_slow = c.yarn.beta_slow,
+                                                               .original_positions = c.yarn.original_positions});
   const std::size_t bytes = main.size() * sizeof(float);
   FATHOM_ASSIGN(m->frequencies_memory_, backend.allocate(2 * bytes));
   backend.copy_in(m->frequencies_memory_.get(), main.data(), bytes);
@@ -57,8 +45,13 @@ Result<std::unique_ptr<Model>> Model::load(const checkpoint::Checkpoint& checkpo
 
 ForwardContext Model::context() const {
   const auto* frequencies = reinterpret_cast<const float*>(frequencies_memory_.get());
-  return {.config = config_, .weights = weights_, .layout = layout_, .numerics = options_.numerics, .backend = backend_,
-          .frequencies = frequencies, .compressed_frequencies = frequencies + config_.rope_dim / 2};
+  return {.config = config_,
+          .weights = weights_,
+          .layout = layout_,
+          .numerics = options_.numerics,
+          .backend = backend_,
+          .frequencies = frequencies,
+          .compressed_frequencies = frequencies + config_.rope_dim / 2};
 }
 
 Result<> Model::check(std::span<const Chunk> chunks) const {
@@ -71,15 +64,16 @@ Result<> Model::check(std::span<const Chunk> chunks) const {
         return fail(Code::kInvalid, "token id {} is outside the vocabulary of {} ids", id, config_.vocab);
       }
     }
-    if (c.start < 0 || static_cast<std::int64_t>(c.start) + tokens_of(c) > config_.max_positions) {
+    if (c.start < 0 || static_cast<std::int64_t>(c.start) + c.tokens() > config_.max_positions) {
       return fail(Code::kInvalid, "tokens {} to {} of a sequence, but the model has {} positions", c.start,
-                  static_cast<std::int64_t>(c.start) + tokens_of(c), config_.max_positions);
+                  static_cast<std::int64_t>(c.start) + c.tokens(), config_.max_positions);
     }
     FATHOM_CHECK(c.slot != nullptr || c.ids.empty(), "a sequence has a slot");
-    FATHOM_CHECK(static_cast<std::int32_t>(c.pages.size()) >= CacheLayout::pages_for(std::int64_t{c.start} + tokens_of(c)),
-                 "a sequence has pages for its tokens");
-    tokens += tokens_of(c);
-    rows += rows_of(c);
+    FATHOM_CHECK(
+        static_cast<std::int32_t>(c.pages.size()) >= CacheLayout::pages_for(std::int64_t{c.start} + c.tokens()),
+        "a sequence has pages for its tokens");
+    tokens += c.tokens();
+    rows += c.rows();
   }
   if (tokens > options_.max_step_tokens || rows > options_.max_logit_rows) {
     return fail(Code::kInvalid, "a step of {} tokens and {} rows of logits, the limits are {} and {}", tokens, rows,
@@ -88,70 +82,87 @@ Result<> Model::check(std::span<const Chunk> chunks) const {
   return {};
 }
 
-ops::Batch Model::upload(std::span<const Chunk> chunks) {
-  segments_.clear();
-  std::int32_t tokens = 0;
-  for (const Chunk& c : chunks) {
-    segments_.push_back({.first_row = tokens, .tokens = tokens_of(c), .start = c.start,
-                         .n_pages = static_cast<std::int32_t>(c.pages.size()), .slot = c.slot, .pages = c.pages.data()});
-    tokens += tokens_of(c);
-  }
-  const ActivationViews& a = activations_.views();
-  const auto send = [&](const Mat<std::int32_t>& to, auto value) {
-    staging_.clear();
-    for (std::size_t s = 0; s < chunks.size(); ++s) {
-      for (std::int32_t i = 0; i < tokens_of(chunks[s]); ++i) staging_.push_back(value(static_cast<std::int32_t>(s), i));
-    }
-    backend_.copy_in(reinterpret_cast<std::byte*>(to.data), staging_.data(), staging_.size() * sizeof(std::int32_t));
-  };
-  send(a.ids, [&](std::int32_t s, std::int32_t i) { return chunks[static_cast<std::size_t>(s)].ids[static_cast<std::size_t>(i)]; });
-  send(a.positions, [&](std::int32_t s, std::int32_t i) { return chunks[static_cast<std::size_t>(s)].start + i; });
-  send(a.segment_of, [](std::int32_t s, std::int32_t) { return s; });
-  return {.tokens = tokens, .n_segments = static_cast<std::int32_t>(segments_.size()), .segments = segments_.data(),
-          .segment_of = a.segment_of.data, .positions = a.positions.data, .ids = a.ids.data};
-}
-
 Result<Mat<const float>> Model::forward(std::span<const Chunk> chunks) {
   FATHOM_TRY(check(chunks));
-  const ops::Batch batch = upload(chunks);
+  FATHOM_ASSIGN(const ops::Batch batch, step_memory_.upload(chunks));
   const ActivationViews a = activations_.views().first(batch.tokens);
   const ForwardContext ctx = context();
-  Forward step(ctx, a, batch);
-  step.trunk();
   last_streams_ = a.streams;
-  return head(step, chunks, weights_.hc_head, weights_.norm, a.streams);
+  return run(Step::kTrunk, chunks, batch, [&] {
+    Forward step(ctx, a, batch);
+    step.trunk();
+    head(step, chunks, weights_.hc_head, weights_.norm, a.streams);
+  });
 }
 
 Result<Mat<const float>> Model::draft(std::span<const Chunk> chunks, Mat<const float> streams) {
   if (weights_.mtp.empty()) return fail(Code::kInvalid, "this checkpoint has no MTP block to draft with");
   FATHOM_TRY(check(chunks));
-  const ops::Batch batch = upload(chunks);
+  FATHOM_ASSIGN(const ops::Batch batch, step_memory_.upload(chunks));
   const ActivationViews a = activations_.views().first(batch.tokens);
   FATHOM_CHECK(streams.rows == batch.tokens && streams.cols == a.streams.cols, "one row of streams per token");
   const MtpWeights& w = weights_.mtp.front();
   const std::int64_t rows = streams.rows * config_.streams;
-  backend_.rms_norm({.x = mat(streams.data, rows, config_.hidden), .w = w.hnorm, .y = mat(a.h.data, rows, config_.hidden),
-                     .eps = config_.norm_eps, .carrier = options_.numerics.carrier});
+  // Outside of what may be recorded: the streams come from wherever the caller has them.
+  backend_.rms_norm({.x = mat(streams.data, rows, config_.hidden),
+                     .w = w.hnorm,
+                     .y = mat(a.h.data, rows, config_.hidden),
+                     .eps = config_.norm_eps,
+                     .carrier = options_.numerics.carrier});
   const ForwardContext ctx = context();
-  Forward step(ctx, a, batch);
-  step.mtp(w, config_.layers);
   last_draft_streams_ = a.draft_streams;
-  return head(step, chunks, w.hc_head, w.norm, a.draft_streams);
+  return run(Step::kDraft, chunks, batch, [&] {
+    Forward step(ctx, a, batch);
+    step.mtp(w, config_.layers);
+    head(step, chunks, w.hc_head, w.norm, a.draft_streams);
+  });
 }
 
-Mat<const float> Model::head(const Forward& forward, std::span<const Chunk> chunks, const ops::HyperConnection& hc_head,
-                             const float* norm, Mat<const float> streams) {
-  const Mat<float> x = mat(logits_.data + logits_.rows * logits_.cols, logits_.rows, config_.hidden);
-  std::int64_t row = 0;
-  std::int64_t first = 0;
-  for (const Chunk& c : chunks) {
-    const std::int64_t n = rows_of(c);
-    forward.head_input(hc_head, norm, streams.slice(first + tokens_of(c) - n, n), x.slice(row, n));
-    row += n;
-    first += tokens_of(c);
+Result<Mat<const float>> Model::run(Step step, std::span<const Chunk> chunks, const ops::Batch& batch,
+                                    const std::function<void()>& work) {
+  constexpr std::int32_t kMostTokens = 256;  // larger steps are kept busy by their own size
+  std::int64_t rows = 0;
+  for (const Chunk& c : chunks) rows += c.rows();
+  // Every row asked for: then which rows those are needs no telling. The step memory's generation stays far below 2^16.
+  if (rows == batch.tokens && 0 < rows && rows <= kMostTokens) {
+    const auto bound = static_cast<std::uint64_t>(std::bit_width(static_cast<std::uint32_t>(batch.longest)));
+    std::uint64_t key = step_memory_.generation();
+    key = key << 16 | static_cast<std::uint64_t>(batch.tokens);
+    key = key << 16 | static_cast<std::uint64_t>(batch.n_segments);
+    key = key << 8 | bound;
+    key = key << 1 | static_cast<std::uint64_t>(step);
+    backend_.replay(key, work);
+  } else {
+    work();
   }
+  FATHOM_TRY(backend_.finish());
+  return logits_.slice(0, rows);
+}
+
+void Model::head(const Forward& forward, std::span<const Chunk> chunks, const ops::HyperConnection& hc_head,
+                 const float* norm, Mat<const float> streams) {
+  const Mat<float> x = mat(logits_.data + logits_.rows * logits_.cols, logits_.rows, config_.hidden);
+  std::int64_t row = 0;    // of x
+  std::int64_t first = 0;  // of streams: rows [first, first + n) are wanted next
+  std::int64_t n = 0;
+  std::int64_t next = 0;
+  const auto flush = [&] {
+    if (n > 0) forward.head_input(hc_head, norm, streams.slice(first, n), x.slice(row, n));
+    row += n;
+    n = 0;
+  };
+  for (const Chunk& c : chunks) {
+    next += c.tokens();
+    const std::int64_t begin = next - c.rows();
+    if (c.rows() == 0) continue;
+    if (begin != first + n) {
+      flush();
+      first = begin;
+    }
+    n += c.rows();
+  }
+  flush();
   forward.logits(x.slice(0, row), logits_.slice(0, row));
-  return logits_.slice(0, row);
 }
 
 }  // namespace fathom::model

@@ -26,7 +26,8 @@ class Binder {
     const Tensor* t = find(module + ".weight");
     if (t == nullptr) return {};
     const bool packed = t->dtype == DType::kFp4x2;
-    ops::Weight w{.dtype = t->dtype, .data = adopt(t->bytes), .rows = t->shape[0], .cols = t->shape[1] * (packed ? 2 : 1)};
+    ops::Weight w{
+        .dtype = t->dtype, .data = adopt(t->bytes), .rows = t->shape[0], .cols = t->shape[1] * (packed ? 2 : 1)};
     if (w.quantised()) {
       if (const Tensor* s = find(module + ".scale"); s != nullptr) {
         w.scale_dtype = s->dtype;
@@ -50,7 +51,8 @@ class Binder {
     return reinterpret_cast<const float*>(adopt(std::as_bytes(std::span(wide))));
   }
 
-  // The routing table, narrowed to i32. Opening the checkpoint has checked its ids; a bad one would index past the experts.
+  // The routing table, narrowed to i32. Opening the checkpoint has checked its ids; a bad one would index past the
+  // experts.
   const std::int32_t* expert_table(const std::string& name, std::int32_t n_experts) {
     const Tensor* t = find(name);
     if (t == nullptr) return nullptr;
@@ -79,12 +81,17 @@ class Binder {
     return {.w1 = matrix(module + ".w1"), .w3 = matrix(module + ".w3"), .w2 = matrix(module + ".w2")};
   }
 
+  const ops::ExpertWeights* table(const std::vector<ops::ExpertWeights>& experts) {
+    return reinterpret_cast<const ops::ExpertWeights*>(adopt(std::as_bytes(std::span(experts))));
+  }
+
   const std::optional<Error>& error() const { return error_; }
 
  private:
   const Tensor* find(const std::string& name) {
     const Tensor* t = checkpoint_.find(name);
-    if (t == nullptr) note(Error{Code::kNotFound, fmt::format("{}: tensor {} is missing", checkpoint_.path().string(), name)});
+    if (t == nullptr)
+      note(Error{Code::kNotFound, fmt::format("{}: tensor {} is missing", checkpoint_.path().string(), name)});
     return t;
   }
 
@@ -126,7 +133,11 @@ AttentionWeights bind_attention(Binder& b, const std::string& p, std::int32_t ra
 }
 
 MoeWeights bind_moe(Binder& b, const std::string& p, const ModelConfig& c, bool by_token_id) {
-  MoeWeights m{.gate = b.matrix(p + ".gate"), .bias = nullptr, .table = nullptr, .routed = {},
+  MoeWeights m{.gate = b.matrix(p + ".gate"),
+               .bias = nullptr,
+               .table = nullptr,
+               .routed = {},
+               .routed_table = nullptr,
                .shared = b.expert(p + ".shared_experts")};
   if (by_token_id) {
     m.table = b.expert_table(p + ".gate.tid2eid", c.routed_experts);
@@ -135,6 +146,7 @@ MoeWeights bind_moe(Binder& b, const std::string& p, const ModelConfig& c, bool 
   }
   m.routed.reserve(static_cast<std::size_t>(c.routed_experts));
   for (std::int32_t e = 0; e < c.routed_experts; ++e) m.routed.push_back(b.expert(fmt::format("{}.experts.{}", p, e)));
+  m.routed_table = b.table(m.routed);
   return m;
 }
 

@@ -1,7 +1,8 @@
-// Weights: every tensor of a checkpoint under the name the paper gives it, ready for the operations. checkpoint.md 4, 6.
+// Weights: every tensor of a checkpoint under the name the paper gives it, ready for the operations. checkpoint.md
+// 4, 6.
 //
-// Matrices stay as stored, in the mapped file or wherever the backend adopted them; small vectors are widened to f32 once.
-// Immutable after load; valid while the Checkpoint and the Backend it was loaded with live.
+// Matrices stay as stored, in the mapped file or wherever the backend adopted them; small vectors are widened to f32
+// once. Immutable after load; valid while the Checkpoint and the Backend it was loaded with live.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +16,10 @@
 namespace fathom::model {
 
 struct CompressorWeights {
-  ops::Weight wkv;             // [coff*Dc, d]
-  ops::Weight wgate;           // [coff*Dc, d]
-  const float* ape = nullptr;  // [ratio, coff*Dc]
-  const float* norm = nullptr; // [Dc]
+  ops::Weight wkv;              // [coff*Dc, d]
+  ops::Weight wgate;            // [coff*Dc, d]
+  const float* ape = nullptr;   // [ratio, coff*Dc]
+  const float* norm = nullptr;  // [Dc]
 };
 
 struct IndexerWeights {
@@ -28,16 +29,16 @@ struct IndexerWeights {
 };
 
 struct AttentionWeights {
-  ops::Weight wq_a;               // [Q, d]
-  const float* q_norm = nullptr;  // [Q]
-  ops::Weight wq_b;               // [H*D, Q]
-  ops::Weight wkv;                // [D, d]
-  const float* kv_norm = nullptr; // [D]
-  const float* sink = nullptr;    // [H]
-  ops::Weight wo_a;               // [G*O, (H/G)*D]
-  ops::Weight wo_b;               // [d, G*O]
-  CompressorWeights compressor;   // ratio 4 and 128
-  IndexerWeights indexer;         // ratio 4
+  ops::Weight wq_a;                // [Q, d]
+  const float* q_norm = nullptr;   // [Q]
+  ops::Weight wq_b;                // [H*D, Q]
+  ops::Weight wkv;                 // [D, d]
+  const float* kv_norm = nullptr;  // [D]
+  const float* sink = nullptr;     // [H]
+  ops::Weight wo_a;                // [G*O, (H/G)*D]
+  ops::Weight wo_b;                // [d, G*O]
+  CompressorWeights compressor;    // ratio 4 and 128
+  IndexerWeights indexer;          // ratio 4
 };
 
 struct MoeWeights {
@@ -45,6 +46,7 @@ struct MoeWeights {
   const float* bias = nullptr;          // [E]; layers that route by score
   const std::int32_t* table = nullptr;  // [V, k]; layers that route by token id
   std::vector<ops::ExpertWeights> routed;
+  const ops::ExpertWeights* routed_table = nullptr;  // the same, in backend memory
   ops::ExpertWeights shared;
 };
 
@@ -65,7 +67,7 @@ struct MtpWeights {
   ops::Weight h_proj;            // [d, d]
   LayerWeights layer;
   ops::HyperConnection hc_head;
-  const float* norm = nullptr;   // [d]
+  const float* norm = nullptr;  // [d]
 };
 
 struct Weights {
@@ -81,8 +83,8 @@ struct Weights {
   std::deque<std::vector<std::int32_t>> integers;
 };
 
-// checkpoint: opened with Access::kData, so that every tensor is there and fits. Errors: kExhausted where the backend has no
-// room; kNotFound, naming the tensor, where a checkpoint opened otherwise lacks one.
+// checkpoint: opened with Access::kData, so that every tensor is there and fits. Errors: kExhausted where the backend
+// has no room; kNotFound, naming the tensor, where a checkpoint opened otherwise lacks one.
 Result<Weights> load_weights(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend);
 
 }  // namespace fathom::model

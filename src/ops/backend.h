@@ -2,13 +2,15 @@
 // nothing beside the work, and inside a backend everything is a direct call.
 //
 // Memory handed to an operation lives where the backend's memory lives: what allocate() gave, filled by copy_in(). Host
-// backends take any host memory. Operations are ordered: each sees what those before it wrote. No operation allocates
-// after warm-up; scratch memory grows to a high-water mark and stays.
+// backends take any host memory. Operations and copies are ordered: each sees what those before it wrote; a device may
+// run them later, and only copy_out() and finish() wait for it. No operation allocates after warm-up; scratch memory
+// grows to a high-water mark and stays.
 //
 // One thread drives a backend at a time.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -44,11 +46,25 @@ class Backend {
 
   // Zeroed memory. Error: kExhausted, with the bytes asked for.
   virtual Result<Buffer> allocate(std::size_t bytes) = 0;
-  virtual void copy_in(std::byte* to, const void* from, std::size_t bytes) = 0;   // host to backend
-  virtual void copy_out(void* to, const std::byte* from, std::size_t bytes) = 0;  // backend to host
+  virtual void copy_in(std::byte* to, const void* from, std::size_t bytes) = 0;    // host to backend
+  virtual void copy_out(void* to, const std::byte* from, std::size_t bytes) = 0;   // backend to host
+  virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;  // within backend memory, no overlap
   // Read-only weights in host memory that outlives the backend: where the backend reads them from. Host backends read
   // them where they are; a device keeps a copy until it is destroyed. Error: kExhausted.
   virtual Result<const std::byte*> adopt(std::span<const std::byte> weights) = 0;
+
+  // Waits for everything asked so far. Error: kInternal where the device failed (kExhausted where its scratch memory
+  // ran out), naming the operation; what was written since the last finish() is void then, and the backend of no
+  // further use.
+  virtual Result<> finish() { return {}; }
+
+  // Runs `step`, which calls operations of this backend and nothing else of it. A device may record what they ask for
+  // and, when the same key comes again, do that again without calling step: so the key must determine every argument of
+  // every operation, and what changes from step to step must be in backend memory.
+  virtual void replay(std::uint64_t key, const std::function<void()>& step) {
+    static_cast<void>(key);
+    step();
+  }
 
   virtual void embed(const Embed& op) = 0;
   virtual void linear(const Linear& op) = 0;

@@ -14,15 +14,18 @@ inline constexpr std::int32_t kPageTokens = 128;  // a multiple of every compres
 struct Segment {
   std::int32_t first_row = 0;  // row of its first token in the batch
   std::int32_t tokens = 0;
-  std::int32_t start = 0;      // position of its first token; [0, start) is already in slot and pages
-  std::int32_t n_pages = 0;    // >= ceil((start + tokens) / kPageTokens)
+  std::int32_t start = 0;    // position of its first token; [0, start) is already in slot and pages
+  std::int32_t n_pages = 0;  // >= ceil((start + tokens) / kPageTokens)
   std::byte* slot = nullptr;
-  std::byte* const* pages = nullptr;
+  std::byte* const* pages = nullptr;  // [n_pages], in backend memory like the segment itself
 };
 
+// The counts are for whoever launches the work; the arrays, page tables included, are in backend memory.
 struct Batch {
   std::int32_t tokens = 0;
   std::int32_t n_segments = 0;
+  // No segment ends beyond this position. It bounds work and scratch memory, changes no result, and may be generous.
+  std::int32_t longest = 0;
   const Segment* segments = nullptr;
   const std::int32_t* segment_of = nullptr;  // [tokens]
   const std::int32_t* positions = nullptr;   // [tokens]
@@ -62,7 +65,7 @@ struct EntryPages {
 struct CompressorRing {
   std::int64_t offset = 0;  // bytes into the slot, a multiple of 4
   std::int32_t capacity = 0;
-  std::int32_t width = 0;   // coff * Dc
+  std::int32_t width = 0;  // coff * Dc
 
   float* row(std::byte* slot, std::int32_t position) const {
     return reinterpret_cast<float*>(slot + offset) + static_cast<std::int64_t>(position % capacity) * 2 * width;

@@ -36,14 +36,18 @@ std::vector<Case> cases(const std::vector<Case>& all) {
 
 std::string case_name(const ::testing::TestParamInfo<Case>& info) {
   std::string name = info.param.vectors + "_" + info.param.backend;
-  std::replace_if(name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
   return name;
 }
 
 // One prompt of a vector file, run through a session as the vectors were made.
 struct Prompt {
   Prompt(const Vectors& v, const Vectors& inputs, std::string prefix_)
-      : vectors(v), prefix(std::move(prefix_)), ids(inputs.ints(prefix + ".ids")), fed(inputs.ints(prefix + ".decode_ids")) {}
+      : vectors(v),
+        prefix(std::move(prefix_)),
+        ids(inputs.ints(prefix + ".ids")),
+        fed(inputs.ints(prefix + ".decode_ids")) {}
   Prompt(const Vectors& v, std::string prefix_) : Prompt(v, v, std::move(prefix_)) {}
 
   bool has(const std::string& name) const { return vectors.has(prefix + "." + name); }
@@ -70,23 +74,27 @@ Trace trace(Session& s, const Prompt& p, bool with_mtp) {
   r.prefill = s.run(p.ids, model::Rows::kAll);
   const auto n = static_cast<std::int32_t>(p.ids.size());
   const Mat<const float> h = s.model->streams();
-  std::vector<float> last(h.row(n - 1), h.row(n - 1) + h.cols);
-  if (with_mtp && n > 1) r.mtp_prefill_last = s.draft(std::span(p.ids).subspan(1), 0, h.slice(0, n - 1), model::Rows::kLast);
+  std::vector<float> last = fetch(*s.backend, h.slice(n - 1, 1));
+  if (with_mtp && n > 1)
+    r.mtp_prefill_last = s.draft(std::span(p.ids).subspan(1), 0, h.slice(0, n - 1), model::Rows::kLast);
   for (std::int32_t k = 0; k < static_cast<std::int32_t>(p.fed.size()); ++k) {
     const std::span<const std::int32_t> token(&p.fed[static_cast<std::size_t>(k)], 1);
     if (with_mtp && n > 1 && k < 8) {
-      const auto row = s.draft(token, n - 1 + k, mat(last, 1, static_cast<std::int64_t>(last.size())), model::Rows::kLast);
+      const ops::Buffer streams = place(*s.backend, last);
+      const auto row =
+          s.draft(token, n - 1 + k, mat(reinterpret_cast<const float*>(streams.get()), 1, h.cols), model::Rows::kLast);
       r.mtp_decode.insert(r.mtp_decode.end(), row.begin(), row.end());
     }
     const auto row = s.run(token, model::Rows::kLast);
     r.decode.insert(r.decode.end(), row.begin(), row.end());
-    const Mat<const float> now = s.model->streams();
-    last.assign(now.row(0), now.row(0) + now.cols);
+    last = fetch(*s.backend, s.model->streams());
   }
   return r;
 }
 
-model::ModelOptions options(ops::Numerics n) { return {.numerics = n, .max_step_tokens = 1100, .max_logit_rows = 1100}; }
+model::ModelOptions options(ops::Numerics n) {
+  return {.numerics = n, .max_step_tokens = 1100, .max_logit_rows = 1100};
+}
 
 double log_sum_exp(std::span<const float> row) {
   const double top = *std::max_element(row.begin(), row.end());
@@ -134,14 +142,15 @@ TEST_P(GoldenFloat, EveryLogitIsClose) {
   EXPECT_GE(prompts, 5);
 }
 
-INSTANTIATE_TEST_SUITE_P(E2e, GoldenFloat,
-                         ::testing::ValuesIn(cases({{"micro-random-fp", "e2e-micro-random-fp-f32.safetensors", "", ops::kFloat},
-                                                    {"micro-random-fp", "e2e-micro-random-fp-transformers.safetensors", "", ops::kFloat},
-                                                    {"micro-random", "e2e-micro-random-f32.safetensors", "", ops::kFloat},
-                                                    {"micro-random", "e2e-micro-random-transformers.safetensors", "", ops::kFloat},
-                                                    {"fathom-tiny", "e2e-fathom-tiny-f32.safetensors", "", ops::kFloat},
-                                                    {"fathom-tiny", "e2e-fathom-tiny-transformers.safetensors", "", ops::kFloat}})),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    E2e, GoldenFloat,
+    ::testing::ValuesIn(cases({{"micro-random-fp", "e2e-micro-random-fp-f32.safetensors", "", ops::kFloat},
+                               {"micro-random-fp", "e2e-micro-random-fp-transformers.safetensors", "", ops::kFloat},
+                               {"micro-random", "e2e-micro-random-f32.safetensors", "", ops::kFloat},
+                               {"micro-random", "e2e-micro-random-transformers.safetensors", "", ops::kFloat},
+                               {"fathom-tiny", "e2e-fathom-tiny-f32.safetensors", "", ops::kFloat},
+                               {"fathom-tiny", "e2e-fathom-tiny-transformers.safetensors", "", ops::kFloat}})),
+    case_name);
 
 class GoldenQ32Micro : public ::testing::TestWithParam<Case> {};
 
@@ -176,14 +185,15 @@ TEST_P(GoldenQ32Micro, RowsAgreeExceptWhereARoundingFlipped) {
   EXPECT_LE(flipped, static_cast<std::int64_t>(rows.size() / 50));
 }
 
-INSTANTIATE_TEST_SUITE_P(E2e, GoldenQ32Micro,
-                         ::testing::ValuesIn(cases({{"micro-random", "e2e-micro-random-q32.safetensors", "", ops::kOfficial}})),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    E2e, GoldenQ32Micro,
+    ::testing::ValuesIn(cases({{"micro-random", "e2e-micro-random-q32.safetensors", "", ops::kOfficial}})), case_name);
 
 class GoldenTinyStatistics : public ::testing::TestWithParam<Case> {};
 
 // Real text through the quantisers: a flip lives on in the caches, so the agreement is statistical (vectors' README):
-// decode median per prompt <= 0.2, the same top choice where it leads by more than 2, mean loss within 0.01 on 1024 tokens.
+// decode median per prompt <= 0.2, the same top choice where it leads by more than 2, mean loss within 0.01 on 1024
+// tokens.
 TEST_P(GoldenTinyStatistics, MediansTopChoicesAndLossAgree) {
   const Vectors v(GetParam().vectors);
   Session s(GetParam().model, GetParam().backend, options(GetParam().numerics));
@@ -217,10 +227,11 @@ TEST_P(GoldenTinyStatistics, MediansTopChoicesAndLossAgree) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(E2e, GoldenTinyStatistics,
-                         ::testing::ValuesIn(cases({{"fathom-tiny", "e2e-fathom-tiny-q32.safetensors", "", ops::kOfficial},
-                                                    {"fathom-tiny", "e2e-fathom-tiny-qbf16.safetensors", "", ops::kOfficialBf16}})),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(
+    E2e, GoldenTinyStatistics,
+    ::testing::ValuesIn(cases({{"fathom-tiny", "e2e-fathom-tiny-q32.safetensors", "", ops::kOfficial},
+                               {"fathom-tiny", "e2e-fathom-tiny-qbf16.safetensors", "", ops::kOfficialBf16}})),
+    case_name);
 
 class GoldenQBf16Micro : public ::testing::TestWithParam<Case> {};
 
@@ -237,7 +248,8 @@ TEST_P(GoldenQBf16Micro, MedianIsWithinBf16Noise) {
 }
 
 INSTANTIATE_TEST_SUITE_P(E2e, GoldenQBf16Micro,
-                         ::testing::ValuesIn(cases({{"micro-random", "e2e-micro-random-qbf16.safetensors", "", ops::kOfficialBf16}})),
+                         ::testing::ValuesIn(cases({{"micro-random", "e2e-micro-random-qbf16.safetensors", "",
+                                                     ops::kOfficialBf16}})),
                          case_name);
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <map>
+#include <numeric>
 
 #include "ops/rope/rope.h"
 
@@ -74,6 +75,19 @@ const checkpoint::Checkpoint& open_model(const std::string& name) {
   return it->second;
 }
 
+std::vector<float> fetch(ops::Backend& backend, Mat<const float> m) {
+  if (m.ld != m.cols) std::abort();
+  std::vector<float> values(static_cast<std::size_t>(m.rows * m.cols));
+  backend.copy_out(values.data(), reinterpret_cast<const std::byte*>(m.data), values.size() * sizeof(float));
+  return values;
+}
+
+ops::Buffer place(ops::Backend& backend, std::span<const float> values) {
+  ops::Buffer b = must(backend.allocate(values.size_bytes()));
+  backend.copy_in(b.get(), values.data(), values.size_bytes());
+  return b;
+}
+
 std::vector<std::string> backends() { return {"ref", "cpu"}; }
 
 std::unique_ptr<ops::Backend> make_backend(const std::string& name, int threads) {
@@ -110,7 +124,8 @@ std::vector<float> Session::run(std::span<const std::int32_t> ids, model::Rows r
                          .logits = wanted};
     const auto out = must(model->forward(std::span(&c, 1)));
     sequence->advance(n);
-    for (std::int64_t r = 0; r < out.rows; ++r) logits.insert(logits.end(), out.row(r), out.row(r) + out.cols);
+    const auto part_logits = fetch(*backend, out);
+    logits.insert(logits.end(), part_logits.begin(), part_logits.end());
   }
   return logits;
 }
@@ -119,10 +134,7 @@ std::vector<float> Session::draft(std::span<const std::int32_t> next_ids, std::i
                                   model::Rows rows) {
   const model::Chunk c{
       .ids = next_ids, .start = start, .slot = sequence->slot(), .pages = sequence->pages(), .logits = rows};
-  const auto out = must(model->draft(std::span(&c, 1), streams));
-  std::vector<float> logits;
-  for (std::int64_t r = 0; r < out.rows; ++r) logits.insert(logits.end(), out.row(r), out.row(r) + out.cols);
-  return logits;
+  return fetch(*backend, must(model->draft(std::span(&c, 1), streams)));
 }
 
 BlockHarness::BlockHarness(const std::string& model_name, const std::string& backend_name, ops::Numerics numerics)
@@ -147,14 +159,14 @@ BlockHarness::BlockHarness(const std::string& model_name, const std::string& bac
               .compressed_frequencies = compressed_frequencies.data()},
       sequence(std::make_unique<cache::Sequence>(must(cache::Sequence::create(layout, *backend)))) {}
 
-void BlockHarness::prepare(std::int32_t n, std::span<const std::int32_t> ids) {
+void BlockHarness::prepare(std::int32_t n, std::span<const std::int32_t> token_ids) {
   if (auto r = sequence->reserve(n); !r) must(Result<int>(tl::unexpected<Error>(r.error())));
-  const model::ActivationViews& a = activations.views();
-  for (std::int32_t i = 0; i < n; ++i) {
-    a.ids.data[i] = ids.empty() ? 0 : ids[static_cast<std::size_t>(i)];
-    a.positions.data[i] = sequence->length() + i;
-    a.segment_of.data[i] = 0;
-  }
+  ids.assign(token_ids.begin(), token_ids.end());
+  ids.resize(static_cast<std::size_t>(n), 0);
+  positions.resize(ids.size());
+  std::iota(positions.begin(), positions.end(), sequence->length());
+  segment_of.assign(ids.size(), 0);
+  const std::int32_t end = sequence->length() + n;
   segment = {.first_row = 0,
              .tokens = n,
              .start = sequence->length(),
@@ -163,10 +175,11 @@ void BlockHarness::prepare(std::int32_t n, std::span<const std::int32_t> ids) {
              .pages = sequence->pages().data()};
   batch = {.tokens = n,
            .n_segments = 1,
+           .longest = end,
            .segments = &segment,
-           .segment_of = a.segment_of.data,
-           .positions = a.positions.data,
-           .ids = a.ids.data};
+           .segment_of = segment_of.data(),
+           .positions = positions.data(),
+           .ids = ids.data()};
 }
 
 const model::LayerWeights& BlockHarness::layer(std::int32_t l) const {

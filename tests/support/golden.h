@@ -36,6 +36,10 @@ class Vectors {
 std::string model_folder(const std::string& name);
 const checkpoint::Checkpoint& open_model(const std::string& name);
 
+// Floats of backend memory, dense rows; and floats put there.
+std::vector<float> fetch(ops::Backend& backend, Mat<const float> m);
+ops::Buffer place(ops::Backend& backend, std::span<const float> values);
+
 // The backends that every test of the whole model runs on.
 std::vector<std::string> backends();
 
@@ -44,11 +48,13 @@ std::unique_ptr<ops::Backend> make_backend(const std::string& name, int threads 
 
 // A model on a backend with one sequence, for tests of a whole model.
 struct Session {
-  Session(const std::string& model_name, const std::string& backend_name, const model::ModelOptions& options, int threads = 2);
+  Session(const std::string& model_name, const std::string& backend_name, const model::ModelOptions& options,
+          int threads = 2);
 
   // Runs ids in steps of `chunk` tokens (0: as many as a step holds) and returns the logits asked for, row after row.
   std::vector<float> run(std::span<const std::int32_t> ids, model::Rows rows, std::int32_t chunk = 0);
-  // MTP over the streams of the last run() of the same number of tokens, at the positions before the sequence's end.
+  // MTP over the streams (in backend memory) of the last run() of the same number of tokens, at the positions before
+  // the sequence's end.
   std::vector<float> draft(std::span<const std::int32_t> next_ids, std::int32_t start, Mat<const float> streams,
                            model::Rows rows);
   void restart();
@@ -58,15 +64,15 @@ struct Session {
   std::unique_ptr<cache::Sequence> sequence;
 };
 
-// The pieces of a model, for tests of blocks: one sequence, one segment a step.
+// The pieces of a model on a host backend, for tests of blocks: one sequence, one segment a step.
 class BlockHarness {
  public:
   BlockHarness(const std::string& model_name, const std::string& backend_name, ops::Numerics numerics);
 
   // Prepares a step of `n` tokens at the sequence's end (ids zero unless given) and hands a Forward over it.
   template <class Body>
-  void step(std::int32_t n, const Body& body, std::span<const std::int32_t> ids = {}) {
-    prepare(n, ids);
+  void step(std::int32_t n, const Body& body, std::span<const std::int32_t> token_ids = {}) {
+    prepare(n, token_ids);
     const model::ActivationViews a = activations.views().first(n);
     model::Forward forward(context, a, batch);
     forward.rope_tables();
@@ -83,6 +89,9 @@ class BlockHarness {
   std::vector<float> compressed_frequencies;
   model::ForwardContext context;
   std::unique_ptr<cache::Sequence> sequence;
+  std::vector<std::int32_t> ids;
+  std::vector<std::int32_t> positions;
+  std::vector<std::int32_t> segment_of;
   ops::Segment segment;
   ops::Batch batch;
 
@@ -90,7 +99,7 @@ class BlockHarness {
   const model::LayerWeights& layer(std::int32_t l) const;
 
  private:
-  void prepare(std::int32_t n, std::span<const std::int32_t> ids);
+  void prepare(std::int32_t n, std::span<const std::int32_t> token_ids);
 };
 
 // max |a - b|; infinity where the sizes differ or exactly one side is NaN.

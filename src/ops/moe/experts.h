@@ -20,15 +20,16 @@ struct ExpertWeights {
 };
 
 struct Experts {
-  Mat<const float> x;                      // [T, d]
-  const ExpertWeights* routed = nullptr;   // [n_routed]
+  Mat<const float> x;                     // [T, d], of carrier values
+  const ExpertWeights* routed = nullptr;  // [n_routed], in backend memory
   std::int32_t n_routed = 0;
+  ExpertWeights routed_like;  // any of them: the shapes and types that all have, for whoever launches the work
   ExpertWeights shared;
-  Mat<const std::int32_t> experts;         // [T, k], ascending, each in [0, n_routed)
-  Mat<const float> weights;                // [T, k]
-  float swiglu_limit = 0;                  // 0: no clamp
+  Mat<const std::int32_t> experts;  // [T, k], ascending, each in [0, n_routed)
+  Mat<const float> weights;         // [T, k]
+  float swiglu_limit = 0;           // 0: no clamp
   bool quantise = false;
-  Mat<float> y;                            // [T, d]; not x
+  Mat<float> y;  // [T, d]; not x
   Carrier carrier = Carrier::kF32;
 };
 

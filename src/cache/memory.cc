@@ -1,0 +1,31 @@
+#include "cache/memory.h"
+
+#include <cstring>
+
+#include "ops/host_memory.h"
+
+namespace fathom::cache {
+
+Result<ops::Buffer> HostMemory::allocate(std::size_t bytes) { return ops::allocate_host(bytes); }
+void HostMemory::copy(std::byte* to, const std::byte* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+void HostMemory::fetch(std::byte* to_host, const std::byte* from, std::size_t bytes) {
+  std::memcpy(to_host, from, bytes);
+}
+void HostMemory::store(std::byte* to, const std::byte* from_host, std::size_t bytes) {
+  std::memcpy(to, from_host, bytes);
+}
+
+Result<ops::Buffer> BackendMemory::allocate(std::size_t bytes) { return backend_.allocate(bytes); }
+void BackendMemory::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+  if (bounce_.size() < bytes) bounce_.resize(bytes);
+  backend_.copy_out(bounce_.data(), from, bytes);
+  backend_.copy_in(to, bounce_.data(), bytes);
+}
+void BackendMemory::fetch(std::byte* to_host, const std::byte* from, std::size_t bytes) {
+  backend_.copy_out(to_host, from, bytes);
+}
+void BackendMemory::store(std::byte* to, const std::byte* from_host, std::size_t bytes) {
+  backend_.copy_in(to, from_host, bytes);
+}
+
+}  // namespace fathom::cache

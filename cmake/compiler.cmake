@@ -15,6 +15,10 @@ if(FATHOM_SANITIZE)
   add_link_options(-fsanitize=${FATHOM_SANITIZE})
 endif()
 
+if(FATHOM_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link)  # coverage of the rooms, which steers libFuzzer
+endif()
+
 find_program(FATHOM_CCACHE ccache)
 if(FATHOM_CCACHE)
   # base_dir and no hash_dir: two clones of the same sources share one cache.

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# scripts/deps.sh [--lint] [--tidy] [--list]: installs the distribution packages that Fathom is built from, those that
+# scripts/deps.sh [--lint] [--tidy] [--fuzz] [--list]: installs the distribution packages that Fathom is built from, those that
 # are missing and no others. Debian 12 or Ubuntu 24.04 and later; as root or with sudo. Does nothing when all are there.
 #
 #   --lint   also what scripts/lint.sh needs (clang-format 14)
 #   --tidy   also what scripts/lint.sh --tidy needs (clang-tidy 14: about 500 MB installed)
+#   --fuzz   also what scripts/fuzz.sh needs (clang with its run-time library)
 #   --list   only prints the names, one a line
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -19,6 +20,7 @@ for arg in "$@"; do
   case "$arg" in
     --lint) packages+=(clang-format-14) ;;
     --tidy) packages+=(clang-tidy-14) ;;
+    --fuzz) packages+=(clang-14 libclang-rt-14-dev) ;;
     --list) list_only=true ;;
     -h | --help) usage; exit 0 ;;
     *) die "unknown option $arg (see --help)" ;;

@@ -14,8 +14,9 @@ void for_each_value(Views& v, const checkpoint::ModelConfig& c, const Visit& vis
   const std::int64_t streams = std::int64_t{c.streams} * d;
   const std::int64_t heads = std::int64_t{c.heads} * c.head_dim;
   const std::int64_t mtp = c.draft.kind == checkpoint::DraftKind::kMtp ? 1 : 0;
+  const std::int64_t dspark = c.draft.kind == checkpoint::DraftKind::kDspark ? 1 : 0;
   visit(v.streams, streams);
-  visit(v.draft_streams, mtp * streams);
+  visit(v.draft_streams, (mtp + dspark) * streams);
   visit(v.x, d);
   visit(v.y, d);
   visit(v.post, c.streams);
@@ -43,6 +44,8 @@ void for_each_value(Views& v, const checkpoint::ModelConfig& c, const Visit& vis
   visit(v.e_proj, mtp * d);
   visit(v.h, mtp * streams);
   visit(v.h_proj, mtp * streams);
+  visit(v.taps, dspark * static_cast<std::int64_t>(c.draft.target_layers.size()) * d);
+  visit(v.main, dspark * d);
 }
 
 std::size_t aligned_bytes(std::int64_t elements) {
@@ -81,7 +84,9 @@ ActivationViews ActivationViews::first(std::int64_t tokens) const {
                         &v.e,
                         &v.e_proj,
                         &v.h,
-                        &v.h_proj}) {
+                        &v.h_proj,
+                        &v.taps,
+                        &v.main}) {
     cut(*m);
   }
   for (Mat<std::int32_t>* m : {&v.selected, &v.experts}) cut(*m);

@@ -34,6 +34,8 @@ struct ActivationViews {
   Mat<float> e_proj;           // [T, d] its projection
   Mat<float> h;                // [T, C*d] MTP: normalised streams, then
   Mat<float> h_proj;           // [T, C*d] their projections
+  Mat<float> taps;             // [T, taps*d] DSpark: mean streams of the tapped layers
+  Mat<float> main;             // [T, d] their projection, normalised
 
   // The first `tokens` rows of everything.
   ActivationViews first(std::int64_t tokens) const;

@@ -38,7 +38,8 @@ quant::EntryCodec key_codec(const checkpoint::ModelConfig& c, ops::Numerics n) {
 ops::CompressorRing compressor_ring(std::int32_t ratio, std::int32_t dim, std::int32_t rollback, Offsets& slot) {
   const std::int32_t overlap = ratio == 4 ? 2 : 1;
   ops::CompressorRing ring{.offset = 0, .capacity = overlap * ratio + rollback, .width = overlap * dim};
-  ring.offset = slot.take(sizeof(float) * 2 * static_cast<std::size_t>(ring.width) * static_cast<std::size_t>(ring.capacity));
+  ring.offset =
+      slot.take(sizeof(float) * 2 * static_cast<std::size_t>(ring.width) * static_cast<std::size_t>(ring.capacity));
   return ring;
 }
 

@@ -21,14 +21,14 @@ struct LayerCache {
   ops::CompressorRing compressor;
   ops::CompressorRing index_compressor;  // ratio 4
   ops::EntryPages entries;
-  ops::EntryPages index_keys;            // ratio 4
+  ops::EntryPages index_keys;  // ratio 4
 };
 
 struct CacheLayout {
   std::vector<LayerCache> layers;  // the trunk's, then one for each draft stage
   std::size_t slot_bytes = 0;      // multiples of 64
   std::size_t page_bytes = 0;
-  std::int32_t rollback = 0;       // tokens that may be taken back from a sequence by forgetting its length
+  std::int32_t rollback = 0;  // tokens that may be taken back from a sequence by forgetting its length
 
   static std::int32_t pages_for(std::int64_t tokens) {
     return static_cast<std::int32_t>((tokens + ops::kPageTokens - 1) / ops::kPageTokens);

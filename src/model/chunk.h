@@ -15,7 +15,8 @@ struct Chunk {
   std::span<const std::int32_t> ids;
   std::int32_t start = 0;
   std::byte* slot = nullptr;          // CacheLayout::slot_bytes of backend memory
-  std::span<std::byte* const> pages;  // CacheLayout::page_bytes each, at least pages_for(start + ids.size())
+  std::span<std::byte* const> pages;  // CacheLayout::page_bytes each, at least pages_for(start + ids.size());
+                                      // drafts need none, their layers have only a window
   Rows logits = Rows::kLast;
 
   std::int32_t tokens() const { return static_cast<std::int32_t>(ids.size()); }

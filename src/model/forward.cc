@@ -1,5 +1,6 @@
 #include "model/forward.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace fathom::model {
@@ -9,7 +10,40 @@ void Forward::trunk() {
   rope_tables();
   for (std::size_t l = 0; l < ctx_.weights.layers.size(); ++l) {
     layer(ctx_.weights.layers[l], ctx_.layout.layers[l], a_.streams);
+    tap(static_cast<std::int32_t>(l));
   }
+  if (!ctx_.weights.dspark.stages.empty()) dspark_context(ctx_.weights.dspark);
+}
+
+void Forward::tap(std::int32_t l) {
+  const auto& taps = c_.draft.target_layers;
+  const auto at = std::find(taps.begin(), taps.end(), l);
+  if (ctx_.weights.dspark.stages.empty() || at == taps.end()) return;
+  const std::int64_t column = (at - taps.begin()) * c_.hidden;
+  b_.stream_mean({.streams = a_.streams,
+                  .y = {a_.taps.data + column, a_.taps.rows, c_.hidden, a_.taps.ld},
+                  .carrier = ctx_.numerics.carrier});
+}
+
+void Forward::dspark_context(const DsparkWeights& w) {
+  linear_q(a_.taps, w.main_proj, a_.main);
+  b_.rms_norm({.x = a_.main, .w = w.main_norm, .y = a_.main, .eps = c_.norm_eps, .carrier = ctx_.numerics.carrier});
+  for (std::size_t i = 0; i < w.stages.size(); ++i) {
+    window_entries(w.stages[i].attention, a_.main, a_.cos, a_.sin);
+    b_.store_window({.kv = a_.kv, .batch = batch_, .ring = stage_cache(i).window});
+  }
+}
+
+void Forward::dspark_block(const DsparkWeights& w) {
+  rope_tables();
+  b_.embed({.ids = batch_.ids, .table = ctx_.weights.embed, .streams = c_.streams, .x = a_.draft_streams});
+  for (std::size_t i = 0; i < w.stages.size(); ++i) {
+    layer(w.stages[i], stage_cache(i), a_.draft_streams, ops::Pattern::kDraftBlock);
+  }
+}
+
+const LayerCache& Forward::stage_cache(std::size_t stage) const {
+  return ctx_.layout.layers[static_cast<std::size_t>(c_.layers) + stage];
 }
 
 void Forward::mtp(const MtpWeights& w, std::int32_t layer_index) {
@@ -30,7 +64,7 @@ void Forward::rope_tables() {
       {.positions = batch_.positions, .frequencies = ctx_.compressed_frequencies, .cos = a_.ccos, .sin = a_.csin});
 }
 
-void Forward::layer(const LayerWeights& w, const LayerCache& cache, Mat<float> streams) {
+void Forward::layer(const LayerWeights& w, const LayerCache& cache, Mat<float> streams, ops::Pattern pattern) {
   const auto pre = [&](const ops::HyperConnection& site, const float* norm) {
     b_.hc_pre({.streams = streams,
                .site = site,
@@ -52,14 +86,14 @@ void Forward::layer(const LayerWeights& w, const LayerCache& cache, Mat<float> s
                 .carrier = ctx_.numerics.carrier});
   };
   pre(w.attn_hc, w.attn_norm);
-  attention(w.attention, cache);
+  attention(w.attention, cache, pattern);
   post();
   pre(w.ffn_hc, w.ffn_norm);
   moe(w.moe);
   post();
 }
 
-void Forward::attention(const AttentionWeights& w, const LayerCache& cache) {
+void Forward::attention(const AttentionWeights& w, const LayerCache& cache, ops::Pattern pattern) {
   const ops::Carrier carrier = ctx_.numerics.carrier;
   const bool compressed = cache.ratio != 0;
   const Mat<const float> cos = compressed ? a_.ccos : a_.cos;
@@ -70,15 +104,7 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache) {
   linear_q(a_.qr, w.wq_b, a_.q);
   b_.query_heads({.q = a_.q, .heads = c_.heads, .cos = cos, .sin = sin, .eps = c_.norm_eps, .carrier = carrier});
 
-  linear_q(a_.x, w.wkv, a_.kv);
-  b_.window_entries({.kv = a_.kv,
-                     .norm_weight = w.kv_norm,
-                     .cos = cos,
-                     .sin = sin,
-                     .eps = c_.norm_eps,
-                     .quantise = ctx_.numerics.quantise,
-                     .carrier = carrier});
-
+  window_entries(w, a_.x, cos, sin);
   if (compressed) {
     compress(w.compressor, cache.compressor, cache.entries, ops::EntryKind::kMain, a_.ckv, a_.cscore);
   }
@@ -88,6 +114,7 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache) {
                        .kv = a_.kv,
                        .heads = c_.heads,
                        .window = c_.window,
+                       .pattern = pattern,
                        .batch = batch_,
                        .ring = cache.window,
                        .entries = cache.entries,
@@ -97,7 +124,7 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache) {
                        .sin = sin,
                        .out = a_.o,
                        .carrier = carrier});
-  b_.store_window({.kv = a_.kv, .batch = batch_, .ring = cache.window});
+  if (pattern == ops::Pattern::kCausal) b_.store_window({.kv = a_.kv, .batch = batch_, .ring = cache.window});
 
   // wo_a is the one quantised weight whose input is not (model.md 4.4).
   b_.linear({.x = a_.o,
@@ -108,6 +135,18 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache) {
              .x_carrier = carrier,
              .carrier = carrier});
   linear_q(a_.z, w.wo_b, a_.y);
+}
+
+void Forward::window_entries(const AttentionWeights& w, Mat<const float> x, Mat<const float> cos,
+                             Mat<const float> sin) {
+  linear_q(x, w.wkv, a_.kv);
+  b_.window_entries({.kv = a_.kv,
+                     .norm_weight = w.kv_norm,
+                     .cos = cos,
+                     .sin = sin,
+                     .eps = c_.norm_eps,
+                     .quantise = ctx_.numerics.quantise,
+                     .carrier = ctx_.numerics.carrier});
 }
 
 void Forward::select_entries(const IndexerWeights& w, const LayerCache& cache) {

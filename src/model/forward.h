@@ -28,18 +28,25 @@ class Forward {
   Forward(const ForwardContext& context, const ActivationViews& a, const ops::Batch& batch)
       : c_(context.config), ctx_(context), b_(context.backend), a_(a), batch_(batch) {}
 
-  // Section 1: token ids to a.streams after the last layer.
+  // Section 1: token ids to a.streams after the last layer, with the taps that DSpark drafts from.
   void trunk();
   // Section 10.1: a.h [T, C*d] holds the normalised streams (hnorm, per stream), batch ids the next
   // tokens; leaves a.draft_streams.
   void mtp(const MtpWeights& mtp, std::int32_t layer_index);
 
-  // cos and sin of the batch's positions, for both tables. Part of trunk() and mtp().
+  // Section 10.2, the end of trunk(): what the stages will attend to of these tokens, into every stage's window ring.
+  void dspark_context(const DsparkWeights& w);
+  // Section 10.2: one block a segment, ids [anchor, noise, ...]; leaves a.draft_streams after the last stage.
+  void dspark_block(const DsparkWeights& w);
+
+  // cos and sin of the batch's positions, for both tables. Part of whatever starts a step.
   void rope_tables();
   // One layer over `streams`, in place.
-  void layer(const LayerWeights& w, const LayerCache& cache, Mat<float> streams);
-  // Section 4: a.x to a.y. Sections 5 and 6 happen inside, for compressed layers.
-  void attention(const AttentionWeights& w, const LayerCache& cache);
+  void layer(const LayerWeights& w, const LayerCache& cache, Mat<float> streams,
+             ops::Pattern pattern = ops::Pattern::kCausal);
+  // Section 4: a.x to a.y. Sections 5 and 6 happen inside, for compressed layers. A draft block leaves its window
+  // untouched.
+  void attention(const AttentionWeights& w, const LayerCache& cache, ops::Pattern pattern = ops::Pattern::kCausal);
   // Section 8: a.x to a.y.
   void moe(const MoeWeights& w);
   // Section 2.4: some rows of streams to inputs of the head, x [rows, d].
@@ -53,6 +60,11 @@ class Forward {
   // A linear layer in f32: compressors, gate, head. Its output is not rounded to the carrier.
   void linear_f32(Mat<const float> x, const ops::Weight& w, Mat<float> y) const;
 
+  // Section 4.2: x to a.kv.
+  void window_entries(const AttentionWeights& w, Mat<const float> x, Mat<const float> cos, Mat<const float> sin);
+  // Section 10.2: the mean stream after layer l, if DSpark taps it.
+  void tap(std::int32_t l);
+  const LayerCache& stage_cache(std::size_t stage) const;
   void compress(const CompressorWeights& w, const ops::CompressorRing& ring, const ops::EntryPages& entries,
                 ops::EntryKind kind, Mat<float> kv, Mat<float> score);
   void select_entries(const IndexerWeights& w, const LayerCache& cache);

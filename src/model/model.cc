@@ -40,6 +40,7 @@ Result<std::unique_ptr<Model>> Model::load(const checkpoint::Checkpoint& checkpo
   FATHOM_ASSIGN(m->frequencies_memory_, backend.allocate(2 * bytes));
   backend.copy_in(m->frequencies_memory_.get(), main.data(), bytes);
   backend.copy_in(m->frequencies_memory_.get() + bytes, compressed.data(), bytes);
+  FATHOM_TRY(m->allocate_dspark());
   return m;
 }
 
@@ -69,9 +70,6 @@ Result<> Model::check(std::span<const Chunk> chunks) const {
                   static_cast<std::int64_t>(c.start) + c.tokens(), config_.max_positions);
     }
     FATHOM_CHECK(c.slot != nullptr || c.ids.empty(), "a sequence has a slot");
-    FATHOM_CHECK(
-        static_cast<std::int32_t>(c.pages.size()) >= CacheLayout::pages_for(std::int64_t{c.start} + c.tokens()),
-        "a sequence has pages for its tokens");
     tokens += c.tokens();
     rows += c.rows();
   }
@@ -84,6 +82,11 @@ Result<> Model::check(std::span<const Chunk> chunks) const {
 
 Result<Mat<const float>> Model::forward(std::span<const Chunk> chunks) {
   FATHOM_TRY(check(chunks));
+  for (const Chunk& c : chunks) {
+    FATHOM_CHECK(
+        static_cast<std::int32_t>(c.pages.size()) >= CacheLayout::pages_for(std::int64_t{c.start} + c.tokens()),
+        "a sequence has pages for its tokens");
+  }
   FATHOM_ASSIGN(const ops::Batch batch, step_memory_.upload(chunks));
   const ActivationViews a = activations_.views().first(batch.tokens);
   const ForwardContext ctx = context();

@@ -63,6 +63,22 @@ class Model {
   // The streams that the last draft() left: what a further draft step starts from.
   Mat<const float> draft_streams() const { return last_draft_streams_; }
 
+  // DSpark (model.md 10.2): tokens a block drafts; 0 where the checkpoint has no DSpark module.
+  std::int32_t block_size() const { return weights_.dspark.stages.empty() ? 0 : config_.draft.block_size; }
+
+  // Runs the stages over one block a chunk: chunk ids = {anchor}, the token sampled last, at position start (every
+  // token before it has been through forward()). Keeps nothing in the sequences. The tokens of all blocks count as the
+  // step's. Errors as forward(), and kInvalid where the checkpoint has no DSpark module.
+  Result<> draft_block(std::span<const Chunk> anchors);
+  // After draft_block: the logits of draft i (0 <= i < block_size()) of every block, [blocks, V], given the token
+  // before it: the anchor for i = 0, else what was chosen for draft i-1. confidence [blocks, 1]: how sure the module is
+  // that the draft will be accepted, as a logit. Both in backend memory, valid until the next call.
+  struct BlockLogits {
+    Mat<const float> logits;
+    Mat<const float> confidence;
+  };
+  Result<BlockLogits> block_logits(std::int32_t i, std::span<const std::int32_t> previous);
+
  private:
   Model(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend, const ModelOptions& options);
 
@@ -76,6 +92,24 @@ class Model {
   Result<Mat<const float>> run(Step step, std::span<const Chunk> chunks, const ops::Batch& batch,
                                const std::function<void()>& work);
   ForwardContext context() const;
+  Result<> allocate_dspark();
+
+  // What a DSpark block leaves for its drafts. In backend memory.
+  struct Dspark {
+    ops::Buffer memory;
+    std::int32_t max_blocks = 0;
+    std::int32_t blocks = 0;     // of the last draft_block()
+    Mat<float> base;             // [max_blocks * B, V] logits without the Markov correction
+    Mat<float> y;                // [max_blocks * B, d] head inputs before their norm
+    Mat<float> normed;           // [max_blocks * B, d]
+    Mat<float> embedding;        // [max_blocks, rank] of the previous tokens
+    Mat<float> correction;       // [max_blocks, V]
+    Mat<float> logits;           // [max_blocks, V]
+    Mat<float> confidence_y;     // [max_blocks, 1] the share of y in the confidence
+    Mat<float> confidence_m;     // [max_blocks, 1] and that of the embedding
+    Mat<float> confidence;       // [max_blocks, 1]
+    Mat<std::int32_t> previous;  // [max_blocks, 1]
+  };
 
   checkpoint::ModelConfig config_;
   ops::Backend& backend_;
@@ -88,6 +122,7 @@ class Model {
   Mat<float> logits_;
   Mat<const float> last_streams_;
   Mat<const float> last_draft_streams_;
+  Dspark dspark_;
   StepMemory step_memory_;
 };
 

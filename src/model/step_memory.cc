@@ -17,7 +17,7 @@ constexpr std::uint32_t kShortestBound = 1024;
 std::size_t aligned(std::size_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; }
 
 std::size_t pages_of(const Chunk& c) {
-  return static_cast<std::size_t>(CacheLayout::pages_for(std::int64_t{c.start} + c.tokens()));
+  return std::min(c.pages.size(), static_cast<std::size_t>(CacheLayout::pages_for(std::int64_t{c.start} + c.tokens())));
 }
 
 // Where everything lies: what has a size of its own last, so that the rest stays in place.

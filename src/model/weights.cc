@@ -169,6 +169,22 @@ MtpWeights bind_mtp(Binder& b, const std::string& p, const ModelConfig& c) {
           .norm = b.floats(p + ".norm.weight")};
 }
 
+DsparkWeights bind_dspark(Binder& b, const ModelConfig& c) {
+  const std::string last = fmt::format("mtp.{}", c.draft.stages - 1);
+  DsparkWeights w{.main_proj = b.matrix("mtp.0.main_proj"),
+                  .main_norm = b.floats("mtp.0.main_norm.weight"),
+                  .stages = {},
+                  .hc_head = b.hyper_connection(last + ".hc_head"),
+                  .norm = b.floats(last + ".norm.weight"),
+                  .markov_w1 = b.matrix(last + ".markov_head.markov_w1"),
+                  .markov_w2 = b.matrix(last + ".markov_head.markov_w2"),
+                  .confidence = b.matrix(last + ".confidence_head.proj")};
+  for (std::int32_t i = 0; i < c.draft.stages; ++i) {
+    w.stages.push_back(bind_layer(b, fmt::format("mtp.{}", i), c, /*ratio=*/0, /*by_token_id=*/false));
+  }
+  return w;
+}
+
 }  // namespace
 
 Result<Weights> load_weights(const Checkpoint& checkpoint, ops::Backend& backend) {
@@ -186,6 +202,7 @@ Result<Weights> load_weights(const Checkpoint& checkpoint, ops::Backend& backend
   if (c.draft.kind == checkpoint::DraftKind::kMtp) {
     for (std::int32_t i = 0; i < c.draft.stages; ++i) w.mtp.push_back(bind_mtp(b, fmt::format("mtp.{}", i), c));
   }
+  if (c.draft.kind == checkpoint::DraftKind::kDspark) w.dspark = bind_dspark(b, c);
   if (b.error()) return tl::unexpected<Error>(*b.error());
   return w;
 }

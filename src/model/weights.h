@@ -70,6 +70,18 @@ struct MtpWeights {
   const float* norm = nullptr;  // [d]
 };
 
+// model.md 10.2.
+struct DsparkWeights {
+  ops::Weight main_proj;             // [d, taps*d]
+  const float* main_norm = nullptr;  // [d]
+  std::vector<LayerWeights> stages;
+  ops::HyperConnection hc_head;
+  const float* norm = nullptr;  // [d]
+  ops::Weight markov_w1;        // [V, rank]
+  ops::Weight markov_w2;        // [V, rank]
+  ops::Weight confidence;       // [1, d + rank]
+};
+
 struct Weights {
   ops::Weight embed;            // [V, d]
   ops::Weight head;             // [V, d]
@@ -77,6 +89,7 @@ struct Weights {
   ops::HyperConnection hc_head;
   std::vector<LayerWeights> layers;
   std::vector<MtpWeights> mtp;  // empty where the checkpoint has no MTP block
+  DsparkWeights dspark;         // no stages where the checkpoint has no DSpark module
 
   // Converted copies: deques, so that what points into them stays put.
   std::deque<std::vector<float>> floats;

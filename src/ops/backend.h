@@ -73,6 +73,7 @@ class Backend {
   virtual void hc_pre(const HcPre& op) = 0;
   virtual void hc_post(const HcPost& op) = 0;
   virtual void hc_head(const HcHead& op) = 0;
+  virtual void stream_mean(const StreamMean& op) = 0;
   virtual void query_heads(const QueryHeads& op) = 0;
   virtual void window_entries(const WindowEntries& op) = 0;
   virtual void sparse_attention(const SparseAttention& op) = 0;

@@ -26,6 +26,7 @@ class CpuBackend final : public Backend {
   void hc_pre(const HcPre& op) override { run(op); }
   void hc_post(const HcPost& op) override { run(op); }
   void hc_head(const HcHead& op) override { run(op); }
+  void stream_mean(const StreamMean& op) override { run(op); }
   void query_heads(const QueryHeads& op) override { run(op); }
   void window_entries(const WindowEntries& op) override { run(op); }
   void sparse_attention(const SparseAttention& op) override { run(op); }

@@ -23,6 +23,7 @@ class RefBackend final : public Backend {
   void hc_pre(const HcPre& op) override { ref::run(op); }
   void hc_post(const HcPost& op) override { ref::run(op); }
   void hc_head(const HcHead& op) override { ref::run(op); }
+  void stream_mean(const StreamMean& op) override { ref::run(op); }
   void query_heads(const QueryHeads& op) override { ref::run(op); }
   void window_entries(const WindowEntries& op) override { ref::run(op); }
   void sparse_attention(const SparseAttention& op) override { ref::run(op); }

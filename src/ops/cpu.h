@@ -53,6 +53,7 @@ void run(const RopeTable& op, Context& ctx);
 void run(const HcPre& op, Context& ctx);
 void run(const HcPost& op, Context& ctx);
 void run(const HcHead& op, Context& ctx);
+void run(const StreamMean& op, Context& ctx);
 void run(const QueryHeads& op, Context& ctx);
 void run(const WindowEntries& op, Context& ctx);
 void run(const SparseAttention& op, Context& ctx);

@@ -15,19 +15,24 @@
 
 namespace fathom::ops {
 
+// A draft block (model.md 10.2) is the exception: every token of a segment sees the ring's positions
+// max(0, start - window) .. start - 1 and all tokens of the segment, in that order, and no compressed entries.
+enum class Pattern : std::uint8_t { kCausal, kDraftBlock };
+
 struct SparseAttention {
-  Mat<const float> q;    // [T, H*D], rotated
-  Mat<const float> kv;   // [T, D], this step's window entries, rotated and quantised
+  Mat<const float> q;   // [T, H*D], rotated
+  Mat<const float> kv;  // [T, D], this step's window entries, rotated and quantised
   std::int32_t heads = 0;
   std::int32_t window = 0;
+  Pattern pattern = Pattern::kCausal;
   Batch batch;
   WindowRing ring;
-  EntryPages entries;             // ratio 0: none
+  EntryPages entries;                // ratio 0: none
   Mat<const std::int32_t> selected;  // [T, K], or no data: all entries
-  const float* sink = nullptr;    // [H], raw logits
-  Mat<const float> cos;           // [T, R/2]
+  const float* sink = nullptr;       // [H], raw logits
+  Mat<const float> cos;              // [T, R/2]
   Mat<const float> sin;
-  Mat<float> out;                 // [T, H*D]; not q
+  Mat<float> out;  // [T, H*D]; not q
   Carrier carrier = Carrier::kF32;
 };
 

@@ -200,13 +200,15 @@ HWY_EXPORT(FinishHead);
 
 Visible visible_rows(const SparseAttention& op, std::int64_t t) {
   const std::int32_t position = op.batch.positions[t];
+  const Segment& segment = op.batch.segments[op.batch.segment_of[t]];
+  const bool block = op.pattern == Pattern::kDraftBlock;
   Visible v = {.op = &op,
-               .segment = &op.batch.segments[op.batch.segment_of[t]],
+               .segment = &segment,
                .selected = nullptr,
-               .first_position = std::max(0, position - op.window + 1),
+               .first_position = std::max(0, (block ? segment.start : position + 1) - op.window),
                .window = 0,
                .rows = 0};
-  v.window = position - v.first_position + 1;
+  v.window = (block ? segment.start + segment.tokens : position + 1) - v.first_position;
   v.rows = v.window;
   if (op.entries.ratio == 0) return v;
   const std::int32_t exist = (position + 1) / op.entries.ratio;
@@ -353,6 +355,7 @@ class Run {
 void run(const SparseAttention& op, Context& ctx) {
   FATHOM_CHECK(op.q.cols == op.heads * op.kv.cols && op.out.cols == op.q.cols, "heads of the entries' width");
   FATHOM_CHECK(op.ring.capacity >= op.window, "the ring holds the window");
+  FATHOM_CHECK(op.pattern == Pattern::kCausal || op.entries.ratio == 0, "draft blocks see no compressed entries");
   Run(op, ctx).all();
 }
 

@@ -38,7 +38,10 @@ class VisibleRows {
   VisibleRows(const SparseAttention& op, std::int64_t t) : dim_(op.kv.cols) {
     const Segment& s = op.batch.segments[op.batch.segment_of[t]];
     const std::int32_t position = op.batch.positions[t];
-    for (std::int32_t p = std::max(0, position - op.window + 1); p <= position; ++p) {
+    const bool block = op.pattern == Pattern::kDraftBlock;
+    const std::int32_t first = std::max(0, (block ? s.start : position + 1) - op.window);
+    const std::int32_t last = block ? s.start + s.tokens - 1 : position;
+    for (std::int32_t p = first; p <= last; ++p) {
       if (p < s.start) {
         add(op.ring.codec, op.ring.at(s.slot, p));
       } else {
@@ -82,6 +85,7 @@ void run(const SparseAttention& op) {
   const std::int64_t dim = op.kv.cols;
   FATHOM_CHECK(op.q.cols == op.heads * dim && op.out.cols == op.q.cols, "heads of the entries' width");
   FATHOM_CHECK(op.ring.capacity >= op.window, "the ring holds the window");
+  FATHOM_CHECK(op.pattern == Pattern::kCausal || op.entries.ratio == 0, "draft blocks see no compressed entries");
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
   for (std::int64_t t = 0; t < op.batch.tokens; ++t) {
     const VisibleRows visible(op, t);

@@ -1,8 +1,9 @@
 // Manifold-constrained hyper-connections: the residual is C streams, mixed before and after every sub-layer by weights
 // that depend on the token. model.md 2.
 //
-// Streams are [T, C*d], stream-major: stream c of token t is row t, columns [c*d, (c+1)*d). All mixing arithmetic is f32
-// or wider; only u, the layer input and the streams are rounded, to the carrier. Rows are independent; T = 0 is a no-op.
+// Streams are [T, C*d], stream-major: stream c of token t is row t, columns [c*d, (c+1)*d). All mixing arithmetic is
+// f32 or wider; only u, the layer input and the streams are rounded, to the carrier. Rows are independent; T = 0 is a
+// no-op.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +23,14 @@ struct HyperConnection {
 // model.md 2.1, 2.2: weighs the streams into one sub-layer input, and says how to put the result back.
 // x = RMSNorm(u) where norm_weight is given, else u itself.
 struct HcPre {
-  Mat<const float> streams;          // [T, C*d]
+  Mat<const float> streams;  // [T, C*d]
   HyperConnection site;
   const float* norm_weight = nullptr;  // [d] or null
-  Mat<float> x;                      // [T, d]
-  Mat<float> post;                   // [T, C]
-  Mat<float> comb;                   // [T, C*C], row-major i, j
+  Mat<float> x;                        // [T, d]
+  Mat<float> post;                     // [T, C]
+  Mat<float> comb;                     // [T, C*C], row-major i, j
   std::int32_t sinkhorn_iters = 20;
-  float norm_eps = 0;                // of the norm over all streams and of the sub-layer norm
+  float norm_eps = 0;  // of the norm over all streams and of the sub-layer norm
   float hc_eps = 0;
   Carrier carrier = Carrier::kF32;
 };
@@ -56,6 +57,13 @@ struct HcHead {
   Carrier carrier = Carrier::kF32;
 };
 
+// y = mean over the streams: what DSpark taps from a trunk layer (model.md 10.2). y may be columns of a wider matrix.
+struct StreamMean {
+  Mat<const float> streams;  // [T, C*d]
+  Mat<float> y;              // [T, d]
+  Carrier carrier = Carrier::kF32;
+};
+
 // The 2C + C*C mixing numbers of one token made into weights: pre [C], post [C], comb [C*C] (model.md 2.1, 2.2).
 // `mixes` are already scaled by the norm. Exposed for the golden vectors; every HcPre does this.
 void split_sinkhorn(const float* mixes, const HyperConnection& site, std::int32_t streams, std::int32_t iters,
@@ -65,6 +73,7 @@ namespace ref {
 void run(const HcPre& op);
 void run(const HcPost& op);
 void run(const HcHead& op);
+void run(const StreamMean& op);
 }  // namespace ref
 
 }  // namespace fathom::ops

@@ -135,5 +135,19 @@ void run(const HcHead& op, Context& ctx) {
                         });
 }
 
+void run(const StreamMean& op, Context& ctx) {
+  const std::int64_t streams = op.streams.cols / op.y.cols;
+  FATHOM_CHECK(op.streams.cols == streams * op.y.cols && streams <= kMostStreams, "C streams of d, at most 16");
+  float weights[kMostStreams];
+  std::fill_n(weights, streams, 1.0F / static_cast<float>(streams));
+  ctx.pool.parallel_for(op.y.rows, grain(op.y.rows, op.streams.cols, 1, ctx),
+                        [&](std::int64_t begin, std::int64_t end, int) {
+                          for (std::int64_t t = begin; t < end; ++t) {
+                            HWY_DYNAMIC_DISPATCH(Weigh)
+                            (op.streams.row(t), weights, streams, op.y.cols, nullptr, 0.0F, op.y.row(t));
+                          }
+                        });
+}
+
 }  // namespace fathom::ops::cpu
 #endif

@@ -61,7 +61,8 @@ void run(const HcPost& op) {
     for (std::int64_t i = 0; i < d; ++i) {
       for (std::int64_t j = 0; j < streams; ++j) {
         double sum = double{op.post.row(t)[j]} * double{op.y.row(t)[i]};
-        for (std::int64_t c = 0; c < streams; ++c) sum += double{op.comb.row(t)[c * streams + j]} * double{v[c * d + i]};
+        for (std::int64_t c = 0; c < streams; ++c)
+          sum += double{op.comb.row(t)[c * streams + j]} * double{v[c * d + i]};
         column[static_cast<std::size_t>(j)] = sum;
       }
       for (std::int64_t j = 0; j < streams; ++j) {
@@ -85,6 +86,19 @@ void run(const HcHead& op) {
     weigh(v, weights.data(), streams, op.y.cols, op.carrier, op.y.row(t));
   }
   norm_in_place(op.y, op.norm_weight, op.norm_eps, op.carrier);
+}
+
+void run(const StreamMean& op) {
+  const std::int64_t d = op.y.cols;
+  const std::int64_t streams = op.streams.cols / d;
+  FATHOM_CHECK(op.streams.cols == streams * d && op.streams.rows == op.y.rows, "C streams of d");
+  for (std::int64_t t = 0; t < op.y.rows; ++t) {
+    for (std::int64_t i = 0; i < d; ++i) {
+      double sum = 0;
+      for (std::int64_t c = 0; c < streams; ++c) sum += double{op.streams.row(t)[c * d + i]};
+      op.y.row(t)[i] = carry(sum / static_cast<double>(streams), op.carrier);
+    }
+  }
 }
 
 }  // namespace fathom::ops::ref

@@ -22,6 +22,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.failure_message(usage_error);
   ExitCode exit;
+  fathom::cli::add_logits(app, exit);
+  fathom::cli::add_eval(app, exit);
   fathom::cli::add_inspect(app, exit);
   fathom::cli::add_synthesize(app, exit);
   fathom::cli::add_tokenize(app, exit);

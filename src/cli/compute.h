@@ -1,0 +1,75 @@
+// The flags that say what computes and in which numerics, and the model they load. Shared by run, logits and eval.
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "cache/sequence.h"
+#include "checkpoint/checkpoint.h"
+#include "model/model.h"
+#include "ops/backend.h"
+
+namespace CLI {
+class App;
+}
+
+namespace fathom::cli {
+
+struct ComputeOptions {
+  std::string device = "auto";
+  std::string backend;  // "" or "ref", "cpu": names what --device would choose
+  std::string numerics = "official";
+  int threads = 0;  // 0: the cores this process may use
+};
+void add_compute_options(CLI::App& command, ComputeOptions& options);
+
+// A model on a backend. Members are destroyed in the right order: model, backend, checkpoint.
+struct LoadedModel {
+  checkpoint::Checkpoint checkpoint;
+  std::unique_ptr<ops::Backend> backend;
+  std::unique_ptr<model::Model> model;
+};
+
+// options.numerics of `model` is set from `compute`. Errors: those of opening and loading; kInvalid for a device,
+// backend or combination that does not exist.
+Result<LoadedModel> load_model(const std::filesystem::path& folder, const ComputeOptions& compute,
+                               model::ModelOptions model);
+
+// Runs tokens at the end of a sequence in steps of at most `step` tokens and hands each step's logits to `each`, which
+// gets the index of the step's first token and the logits asked for (host memory, [rows, V]).
+struct FeedOptions {
+  std::int32_t step = 0;                  // 0: as many as the model takes
+  model::Rows rows = model::Rows::kLast;  // kLast: of the last token alone
+};
+template <class Each>
+Result<> feed(model::Model& m, cache::Sequence& sequence, std::span<const std::int32_t> ids, FeedOptions o,
+              const Each& each) {
+  const std::int32_t limit = o.rows == model::Rows::kAll
+                                 ? std::min(m.options().max_step_tokens, m.options().max_logit_rows)
+                                 : m.options().max_step_tokens;
+  const auto step = static_cast<std::size_t>(o.step == 0 ? limit : std::min(o.step, limit));
+  std::vector<float> host;
+  for (std::size_t at = 0; at < ids.size(); at += step) {
+    const auto part = ids.subspan(at, std::min(step, ids.size() - at));
+    const bool last = at + part.size() == ids.size();
+    FATHOM_TRY(sequence.reserve(static_cast<std::int32_t>(part.size())));
+    const model::Chunk chunk{.ids = part,
+                             .start = sequence.length(),
+                             .slot = sequence.slot(),
+                             .pages = sequence.pages(),
+                             .logits = o.rows == model::Rows::kLast && !last ? model::Rows::kNone : o.rows};
+    FATHOM_ASSIGN(const Mat<const float> logits, m.forward(std::span(&chunk, 1)));
+    sequence.advance(static_cast<std::int32_t>(part.size()));
+    host.resize(static_cast<std::size_t>(logits.rows * logits.cols));
+    m.backend().copy_out(host.data(), reinterpret_cast<const std::byte*>(logits.data), host.size() * sizeof(float));
+    FATHOM_TRY(
+        each(static_cast<std::int64_t>(at), Mat<const float>{host.data(), logits.rows, logits.cols, logits.cols}));
+  }
+  return {};
+}
+
+}  // namespace fathom::cli

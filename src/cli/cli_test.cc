@@ -20,7 +20,7 @@ TEST_F(Cli, VersionAndHelp) {
   const Outcome help = fathom({"--help"});
   EXPECT_EQ(help.code, 0);
   EXPECT_THAT(help.out, HasSubstr("tokenize"));
-  for (const char* command : {"tokenize", "detokenize", "render"}) {
+  for (const char* command : {"tokenize", "detokenize", "parse", "render"}) {
     const Outcome o = fathom({command, "--help"});
     EXPECT_EQ(o.code, 0);
     EXPECT_THAT(o.out, HasSubstr("Examples:"));
@@ -124,6 +124,28 @@ TEST_F(Cli, RenderBothDialects) {
   EXPECT_THAT(lines.out, HasSubstr("\n{\"error\": \"request: byte 0"));
   EXPECT_EQ(fathom({"render"}, R"({"messages": [], "thinking_mode": "fast"})").code, 1);
   EXPECT_EQ(fathom({"render", "--revision", "1.0"}, raw).code, 2);
+}
+
+TEST_F(Cli, ParseTextAndVectors) {
+  EXPECT_EQ(fathom({"parse"}, "Hm.</think>Paris.").out,
+            "{\"reasoning\": \"Hm.\", \"content\": \"Paris.\", \"tool_calls\": [], \"finish_reason\": \"stop\", \"events\": "
+            "[{\"type\": \"reasoning\", \"text\": \"Hm.\"}, {\"type\": \"content\", \"text\": \"Paris.\"}]}\n");
+  EXPECT_THAT(fathom({"parse", "--no-thinking", "--stop", "ri"}, "Paris.").out,
+              HasSubstr("\"content\": \"Pa\", \"tool_calls\": [], \"finish_reason\": \"stop\", \"matched_stop\": \"ri\""));
+  EXPECT_THAT(fathom({"parse", "--cut"}, "Hm").out, HasSubstr("\"finish_reason\": \"length\""));
+  const std::string call = "</think><\uFF5CDSML\uFF5Cinvoke name=\"f\"><\uFF5CDSML\uFF5Cparameter name=\"n\">1</\uFF5CDSML\uFF5Cparameter>"
+                           "</\uFF5CDSML\uFF5Cinvoke>";
+  EXPECT_THAT(fathom({"parse"}, call).out, HasSubstr("\"tool_calls\": [{\"name\": \"f\", \"arguments\": \"{\\\"n\\\": \\\"1\\\"}\"}]"));
+  const std::string tools = write("tools.json", R"([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"n": {"type": "integer"}}}}}])");
+  EXPECT_THAT(fathom({"parse", "--tools", tools}, call).out, HasSubstr("\"arguments\": \"{\\\"n\\\": 1}\""));
+  EXPECT_THAT(fathom({"parse", "--no-tools"}, call).out, HasSubstr("\"tool_calls\": []"));
+  EXPECT_EQ(fathom({"parse"}, "\xFF").code, 1);
+  const Outcome lines = fathom({"parse", "--lines"},
+      R"({"thinking": false, "tools": null, "finish": "eos", "segments": [{"text": "a<think>"}, {"special": "<|EOT|>"}, {"raw": "b"}]})"
+      "\n{\"thinking\": 3}\nnonsense\n");
+  EXPECT_EQ(lines.code, 1);
+  EXPECT_THAT(lines.out, StartsWith("{\"reasoning\": \"\", \"content\": \"a<think>\""));
+  EXPECT_THAT(lines.err, HasSubstr("2 of 3 lines"));
 }
 
 TEST_F(Cli, AFullDiskIsAnError) {

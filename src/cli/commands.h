@@ -23,6 +23,7 @@ void add_logits(CLI::App& app, ExitCode& exit);
 void add_synthesize(CLI::App& app, ExitCode& exit);
 void add_tokenize(CLI::App& app, ExitCode& exit);
 void add_detokenize(CLI::App& app, ExitCode& exit);
+void add_parse(CLI::App& app, ExitCode& exit);
 void add_render(CLI::App& app, ExitCode& exit);
 
 }  // namespace fathom::cli

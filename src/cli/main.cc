@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   fathom::cli::add_synthesize(app, exit);
   fathom::cli::add_tokenize(app, exit);
   fathom::cli::add_detokenize(app, exit);
+  fathom::cli::add_parse(app, exit);
   fathom::cli::add_render(app, exit);
   try {
     app.parse(argc, argv);

@@ -24,13 +24,6 @@ struct ToolCall {
   std::string arguments;  // JSON text as the model or the client wrote it
 };
 
-// The very ids that the model sampled for an assistant turn: from behind the think token of its prompt up to EOS or the
-// closing tag of its tool calls. prompt-encoding.md 4.7.
-struct SampledTurn {
-  std::vector<std::int32_t> ids;
-  bool thinking = false;  // its prompt ended with <think>
-};
-
 // All strings are UTF-8 and are text: a control token spelled in one stays text.
 struct Message {
   Role role = Role::kUser;
@@ -43,7 +36,6 @@ struct Message {
   std::string tool_call_id;                    // tool
   std::optional<std::string> task;             // user, assistant: a name of kTaskNames
   bool open = false;                           // assistant: no EOS, the model goes on writing it
-  std::optional<SampledTurn> sampled;          // assistant: spliced in place of rendering, where reasoning is kept alike
 };
 
 }  // namespace fathom::text

@@ -6,7 +6,20 @@
 
 namespace fathom::text {
 
+void Prompt::mix(std::string_view bytes) {
+  for (const char c : bytes) hash_ = (hash_ ^ static_cast<std::uint8_t>(c)) * 0x100000001B3U;
+}
+
+// Begins with a byte that text cannot have.
+void Prompt::mix_id(std::int32_t id) {
+  mix("\xFF");
+  for (int shift = 0; shift < 32; shift += 8) {
+    hash_ = (hash_ ^ (static_cast<std::uint32_t>(id) >> shift & 0xFFU)) * 0x100000001B3U;
+  }
+}
+
 void Prompt::control(std::int32_t id) {
+  mix_id(id);
   Item& item = items_.emplace_back();
   item.kind = Kind::kControl;
   item.message = message_;
@@ -17,9 +30,11 @@ void Prompt::text(std::string_view s) {
   if (s.empty()) return;
   if (items_.empty() || items_.back().kind != Kind::kText) items_.emplace_back().message = message_;
   items_.back().text += s;
+  mix(s);
 }
 
 void Prompt::ids(std::vector<std::int32_t> ids) {
+  for (const std::int32_t id : ids) mix_id(id);
   Item& item = items_.emplace_back();
   item.kind = Kind::kIds;
   item.message = message_;

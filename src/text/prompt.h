@@ -34,9 +34,15 @@ class Prompt {
   const std::vector<Item>& items() const { return items_; }
   // The last item is this control token.
   bool ends_with(std::int32_t id) const;
+  // Of all that has been added, however it was split into calls.
+  std::uint64_t hash() const { return hash_; }
 
  private:
+  void mix(std::string_view bytes);
+  void mix_id(std::int32_t id);
+
   std::vector<Item> items_;
+  std::uint64_t hash_ = 0xCBF29CE484222325U;  // FNV-1a
   std::int32_t message_ = -1;
 };
 

@@ -6,6 +6,7 @@
 
 #include "text/json_value.h"
 #include "text/template_text.h"
+#include "text/turn_memory.h"
 
 namespace fathom::text {
 namespace {
@@ -189,14 +190,15 @@ class Renderer {
     const bool answers_task = i > 0 && turns_[i - 1].has_task;
     const bool thinks =
         options_.thinking && !answers_task && (!drop_ || static_cast<std::ptrdiff_t>(i) > last_user_);
-    if (m.sampled && !m.open && m.sampled->thinking == thinks) {
-      const bool ended = !m.sampled->ids.empty() && c_.ends_turn(m.sampled->ids.back());
-      out_.ids(m.sampled->ids);
+    const auto recorded = options_.memory == nullptr || m.open ? nullptr : options_.memory->find(out_, m);
+    if (recorded && recorded->well_formed && recorded->thinking == thinks) {
+      const bool ended = !recorded->ids.empty() && c_.ends_turn(recorded->ids.back());
+      out_.ids(recorded->ids);
       if (!ended) out_.control(c_.eos);
       return {};
     }
     if (thinks) {
-      out_.text(m.reasoning);
+      out_.text(m.reasoning.empty() && recorded ? recorded->reasoning : m.reasoning);
       out_.control(c_.think_close);
     }
     out_.text(m.content);

@@ -14,6 +14,8 @@
 
 namespace fathom::text {
 
+class TurnMemory;
+
 enum class Effort : std::uint8_t { kNone, kLow, kHigh, kMax };
 
 // "low", "high", "max"; nothing for any other name.
@@ -28,6 +30,9 @@ struct RenderOptions {
   // arguments of a call that are JSON but no object: an error, as in the published encoder; else taken as plain text,
   // as DeepSeek's service does.
   bool strict_arguments = false;
+  // Where a turn of the history is found in it, the sampled ids stand for the turn, and reasoning that the request left
+  // out comes back (4.7). Must outlive the call.
+  const TurnMemory* memory = nullptr;
 };
 
 // The prompt for `messages`, which follow `context` (rendered elsewhere before; its text is not returned). Errors: kInvalid, with the reasons of 2.15.

@@ -184,27 +184,6 @@ TEST(Render, NextTurnContinuesTheWholePrompt) {
   }
 }
 
-TEST(Render, ASampledTurnIsSplicedWhereItsReasoningStays) {
-  const ControlTokens& c = tiny_format().control();
-  Message answer = message(Role::kAssistant, "text");
-  answer.sampled = SampledTurn{{100, 101, c.think_close, 102}, true};
-  const std::vector<Message> messages = {message(Role::kUser, "q"), answer, message(Role::kUser, "r")};
-  const auto ids = [&](const RenderOptions& options) {
-    return encode_prompt(render_chat(tiny_format(), messages, options).value(), tiny_format().tokenizer()).ids;
-  };
-  const Ids spliced = ids({.thinking = true, .drop_thinking = false});
-  const Ids head = encode_prompt(render_chat(tiny_format(), std::span(messages).first(1), {.thinking = true}).value(),
-                                 tiny_format().tokenizer()).ids;
-  Ids expected = head;
-  expected.insert(expected.end(), {100, 101, c.think_close, 102, c.eos});
-  ASSERT_GT(spliced.size(), expected.size());
-  EXPECT_EQ(Ids(spliced.begin(), spliced.begin() + static_cast<std::ptrdiff_t>(expected.size())), expected);
-  // Where its reasoning would be forgotten, or thinking is off, the turn is rendered.
-  for (const Ids& rendered : {ids({.thinking = true, .drop_thinking = true}), ids({.thinking = false})}) {
-    EXPECT_EQ(std::count(rendered.begin(), rendered.end(), 101), 0);
-  }
-}
-
 TEST(Render, ForcedOpenerAndInitialState) {
   const std::vector<Message> messages = {message(Role::kUser, "q")};
   Prompt prompt = render_chat(tiny_format(), messages, {.thinking = true}).value();

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # scripts/demo.sh [RUN OPTION...]: installs what is missing, builds a release and lets the small model that comes with
-# Fathom answer a question on this machine's CPU. Options go to `fathom run`:
+# Fathom tell a story on this machine's CPU. Options go to `fathom run`:
 #
 #   scripts/demo.sh
 #   scripts/demo.sh -p "Tell me a story about a fox." -n 200
@@ -11,7 +11,7 @@ set -euo pipefail
 case "${1-}" in
   -h | --help) usage; exit 0 ;;
 esac
-[ $# -gt 0 ] || set -- -p "Hello! Who are you?"
+[ $# -gt 0 ] || set -- -p "Tell me a story about a fox." -n 200
 fathom=$(scripts/build.sh)
 { printf '== fathom run'; printf ' %q' "$@"; echo; } >&2
 exec "$fathom" run "$@"

@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.failure_message(usage_error);
   ExitCode exit;
+  fathom::cli::add_run(app, exit);
   fathom::cli::add_logits(app, exit);
   fathom::cli::add_eval(app, exit);
   fathom::cli::add_inspect(app, exit);

@@ -51,8 +51,13 @@ if [ "$(id -u)" -ne 0 ]; then
   as_root=(sudo)
 fi
 note "installing ${missing[*]}"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 apt() {
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 "$@" >&2
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 "$@" >"$log" 2>&1 || {
+    cat "$log" >&2
+    die "apt-get $1 failed; see above"
+  }
 }
-apt update || die "could not refresh the list of packages; is there a network?"
-apt install -y --no-install-recommends "${missing[@]}" || die "could not install: ${missing[*]}"
+apt update
+apt install -y --no-install-recommends "${missing[@]}"

@@ -46,7 +46,8 @@ def main():
     print(f"load: tokenizers {tokenizers.__version__} {1e3 * (time.process_time() - start):.0f} ms, ", end="")
     rows = [json.loads(line) for line in subprocess.check_output([BENCH, folder, *files], text=True).splitlines()]
     print(f"fathom {rows[0]['load_ms']} ms")
-    for path, row in zip(files, rows[1:]):
+    print(f"parser, {rows[1]['parser']}: {rows[1]['mb_s']} MB/s, {rows[1]['tokens_s']} tokens/s")
+    for path, row in zip(files, rows[2:]):
         text = open(path, encoding="utf-8", newline="").read()
         seconds = reference(tokenizer, text)
         whole = tokenizer.encode(text, add_special_tokens=False).ids

@@ -127,20 +127,27 @@ TEST_F(Cli, RenderBothDialects) {
 }
 
 TEST_F(Cli, ParseTextAndVectors) {
-  EXPECT_EQ(fathom({"parse"}, "Hm.</think>Paris.").out,
-            "{\"reasoning\": \"Hm.\", \"content\": \"Paris.\", \"tool_calls\": [], \"finish_reason\": \"stop\", \"events\": "
-            "[{\"type\": \"reasoning\", \"text\": \"Hm.\"}, {\"type\": \"content\", \"text\": \"Paris.\"}]}\n");
-  EXPECT_THAT(fathom({"parse", "--no-thinking", "--stop", "ri"}, "Paris.").out,
-              HasSubstr("\"content\": \"Pa\", \"tool_calls\": [], \"finish_reason\": \"stop\", \"matched_stop\": \"ri\""));
+  EXPECT_EQ(
+      fathom({"parse"}, "Hm.</think>Paris.").out,
+      "{\"reasoning\": \"Hm.\", \"content\": \"Paris.\", \"tool_calls\": [], \"finish_reason\": \"stop\", \"events\": "
+      "[{\"type\": \"reasoning\", \"text\": \"Hm.\"}, {\"type\": \"content\", \"text\": \"Paris.\"}]}\n");
+  EXPECT_THAT(
+      fathom({"parse", "--no-thinking", "--stop", "ri"}, "Paris.").out,
+      HasSubstr("\"content\": \"Pa\", \"tool_calls\": [], \"finish_reason\": \"stop\", \"matched_stop\": \"ri\""));
   EXPECT_THAT(fathom({"parse", "--cut"}, "Hm").out, HasSubstr("\"finish_reason\": \"length\""));
-  const std::string call = "</think><\uFF5CDSML\uFF5Cinvoke name=\"f\"><\uFF5CDSML\uFF5Cparameter name=\"n\">1</\uFF5CDSML\uFF5Cparameter>"
-                           "</\uFF5CDSML\uFF5Cinvoke>";
-  EXPECT_THAT(fathom({"parse"}, call).out, HasSubstr("\"tool_calls\": [{\"name\": \"f\", \"arguments\": \"{\\\"n\\\": \\\"1\\\"}\"}]"));
-  const std::string tools = write("tools.json", R"([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"n": {"type": "integer"}}}}}])");
+  const std::string call =
+      "</think><\uFF5CDSML\uFF5Cinvoke name=\"f\"><\uFF5CDSML\uFF5Cparameter name=\"n\">1</\uFF5CDSML\uFF5Cparameter>"
+      "</\uFF5CDSML\uFF5Cinvoke>";
+  EXPECT_THAT(fathom({"parse"}, call).out,
+              HasSubstr("\"tool_calls\": [{\"name\": \"f\", \"arguments\": \"{\\\"n\\\": \\\"1\\\"}\"}]"));
+  const std::string tools = write(
+      "tools.json",
+      R"([{"type": "function", "function": {"name": "f", "parameters": {"properties": {"n": {"type": "integer"}}}}}])");
   EXPECT_THAT(fathom({"parse", "--tools", tools}, call).out, HasSubstr("\"arguments\": \"{\\\"n\\\": 1}\""));
   EXPECT_THAT(fathom({"parse", "--no-tools"}, call).out, HasSubstr("\"tool_calls\": []"));
   EXPECT_EQ(fathom({"parse"}, "\xFF").code, 1);
-  const Outcome lines = fathom({"parse", "--lines"},
+  const Outcome lines = fathom(
+      {"parse", "--lines"},
       R"({"thinking": false, "tools": null, "finish": "eos", "segments": [{"text": "a<think>"}, {"special": "<|EOT|>"}, {"raw": "b"}]})"
       "\n{\"thinking\": 3}\nnonsense\n");
   EXPECT_EQ(lines.code, 1);

@@ -156,12 +156,15 @@ void add_parse(CLI::App& app, ExitCode& exit) {
   auto* command = app.add_subcommand("parse", "take apart what a model wrote: reasoning, content, tool calls");
   auto o = std::make_shared<Options>();
   command->add_option("-i,--input", o->input, "read this file (default: standard input)")->type_name("FILE");
-  auto* lines = command->add_flag("--lines", o->lines, "one JSON object per input line (thinking, tools, finish, raw or "
+  auto* lines = command->add_flag("--lines", o->lines,
+                                  "one JSON object per input line (thinking, tools, finish, raw or "
                                   "segments, stop, initial_state), one answer per output line");
   command->add_flag("--no-thinking", o->no_thinking, "the prompt ended with </think>; without, it ended with <think>")
       ->excludes(lines);
-  auto* tools = command->add_option("--tools", o->tools, "JSON list of the tools that were shown, for types of arguments")
-      ->type_name("FILE")->excludes(lines);
+  auto* tools =
+      command->add_option("--tools", o->tools, "JSON list of the tools that were shown, for types of arguments")
+          ->type_name("FILE")
+          ->excludes(lines);
   command->add_flag("--no-tools", o->no_tools, "no tools were shown: markup is text")->excludes(lines)->excludes(tools);
   command->add_option("--stop", o->stop, "a stop string; may be given again")->take_all()->excludes(lines);
   command->add_flag("--cut", o->cut, "the text was cut off (token limit); without, the model ended its turn")

@@ -113,7 +113,9 @@ void add_render(CLI::App& app, ExitCode& exit) {
   auto* command = app.add_subcommand("render", "turn a conversation into the prompt that the model sees");
   auto o = std::make_shared<Options>();
   add_text_source(*command, o->source);
-  command->add_option("--dialect", o->dialect, "raw: the encoder's own input; api: {\"api\": chat|messages|responses, \"body\": ...}")
+  command
+      ->add_option("--dialect", o->dialect,
+                   "raw: the encoder's own input; api: {\"api\": chat|messages|responses, \"body\": ...}")
       ->check(CLI::IsMember({"raw", "api"}))
       ->capture_default_str();
   command->add_option("--revision", o->revision, "table of effort prefixes (default: what the checkpoint says)")
@@ -122,9 +124,11 @@ void add_render(CLI::App& app, ExitCode& exit) {
   auto* lines = command->add_flag("--lines", o->lines, "one request per input line, one answer per output line");
   command->add_flag("--prompt", o->prompt_only, "print the prompt itself and nothing else")->excludes(lines);
   command->footer(
-      "The answer is {\"prompt\", \"ids\", \"initial_state\"}, or {\"error\"}, or {\"reject\": {\"status\", \"param\"}}.\n\n"
+      "The answer is {\"prompt\", \"ids\", \"initial_state\"}, or {\"error\"}, or {\"reject\": {\"status\", "
+      "\"param\"}}.\n\n"
       "Examples:\n"
-      "  echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"thinking_mode\": \"chat\"}' | fathom render\n"
+      "  echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"thinking_mode\": \"chat\"}' | fathom "
+      "render\n"
       "  echo '{\"api\": \"chat\", \"body\": {\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}}' |\n"
       "    fathom render --dialect api --revision 0731 --prompt");
   command->callback([o, &exit] { exit.value = run(*o); });

@@ -83,7 +83,8 @@ bool assistant(ApiMapper& m, const JsonValue& json, const std::string& where) {
   Message out;
   out.role = Role::kAssistant;
   const JsonValue* content = json.get("content");
-  if (content != nullptr && !m.joined_content(*content, OtherParts::kReject, where + ".content", out.content)) return false;
+  if (content != nullptr && !m.joined_content(*content, OtherParts::kReject, where + ".content", out.content))
+    return false;
   if (!tool_calls(m, json, where + ".tool_calls", out.tool_calls)) return false;
   if (content == nullptr && out.tool_calls.empty()) return m.wrong(where, "content or tool_calls");
   const JsonValue* reasoning = json.get("reasoning_content");

@@ -209,7 +209,8 @@ bool ApiMapper::joined_content(const JsonValue& content, OtherParts other, const
     } else if (other == OtherParts::kPlaceholder) {
       text = fmt::format("[Unsupported {}]", type);
     } else {
-      return reject(at, "unsupported_content", fmt::format("{}: a part of type \"{}\", but this model reads text", at, type));
+      return reject(at, "unsupported_content",
+                    fmt::format("{}: a part of type \"{}\", but this model reads text", at, type));
     }
     out += text;
   }
@@ -273,6 +274,17 @@ tl::expected<ChatRequest, Reject> map_request(Dialect dialect, const JsonValue& 
   ok = ok && m.finish();
   if (!ok) return tl::unexpected<Reject>(m.rejected().value_or(Reject{400, "", "invalid_value", "invalid request"}));
   return std::move(m.out());
+}
+
+ParserOptions parser_options(const ChatRequest& request, ParserState state) {
+  ParserOptions options;
+  options.initial = state;
+  options.one_call = !request.parallel_calls;
+  if (!request.tools_active()) return options;
+  options.tools.emplace();
+  for (const ToolSpec& tool : request.tools)
+    options.tools->push_back(ParserTool::from_schema(tool.name, tool.parameters));
+  return options;
 }
 
 Result<RenderedRequest> render_request(const ChatFormat& format, const ChatRequest& request) {

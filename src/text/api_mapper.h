@@ -27,8 +27,8 @@ class ApiMapper {
   bool read_bool(const JsonValue& object, std::string_view key, const std::string& where, bool& out);
   bool need_string(const JsonValue& object, std::string_view key, const std::string& where, std::string& out);
 
-  bool thinking_and_effort();                                         // 3.4
-  bool add_tool(ToolSpec tool, const std::string& where);             // checks its name
+  bool thinking_and_effort();                              // 3.4
+  bool add_tool(ToolSpec tool, const std::string& where);  // checks its name
   bool function_tool(const JsonValue& function, std::string_view schema_key, const std::string& where, ToolSpec& tool);
   bool force_call(const std::string& where);                          // tool_choice required
   bool name_tool(const std::string& name, const std::string& where);  // tool_choice names one: only it is shown

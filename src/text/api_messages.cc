@@ -85,7 +85,8 @@ bool message(ApiMapper& m, const JsonValue& json, const std::string& where) {
     return m.reject(where + ".role", "invalid_value", fmt::format("{}.role: unknown role \"{}\"", where, role));
   }
   const std::string at = where + ".content";
-  if (content == nullptr || !(content->is_string() || content->is_array())) return m.wrong(at, "a string or a list of blocks");
+  if (content == nullptr || !(content->is_string() || content->is_array()))
+    return m.wrong(at, "a string or a list of blocks");
   if (role == "system") {
     std::string text;
     if (!system_text(m, *content, at, text)) return false;

@@ -1,7 +1,7 @@
 // From an API request body to messages: Chat Completions, Messages, Responses. prompt-encoding.md 3.
 //
-// What decides the prompt and the meaning of the answer is read and checked here; sampling fields, streaming, limits and
-// everything else of http-api.md are the server's. Unknown fields are ignored.
+// What decides the prompt and the meaning of the answer is read and checked here; sampling fields, streaming, limits
+// and everything else of http-api.md are the server's. Unknown fields are ignored.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@
 #include "text/json_value.h"
 #include "text/message.h"
 #include "text/render.h"
+#include "text/stream_parser.h"
 
 namespace fathom::text {
 
@@ -44,21 +45,21 @@ struct ToolSpec {
 struct ResponseFormat {
   enum class Kind : std::uint8_t { kText, kJsonObject, kJsonSchema };
   Kind kind = Kind::kText;
-  JsonValue schema;      // kJsonSchema
+  JsonValue schema;  // kJsonSchema
   bool strict = false;
 };
 
 struct ChatRequest {
   std::vector<Message> messages;  // normalised: at most one system message, in front
   RenderOptions options;
-  std::vector<ToolSpec> tools;    // in the prompt; empty where tool_choice is none
+  std::vector<ToolSpec> tools;  // in the prompt; empty where tool_choice is none
   // tool_choice asks for a call, to this tool where one is named. Without thinking the prompt opens the block; with it
   // the engine must force the opener behind </think>.
   bool call_forced = false;
   std::string forced_name;
-  bool parallel_calls = true;     // false: end the turn after the first complete call
-  ResponseFormat response_format; // constrains only what follows </think>, and no tool call
-  bool continues_answer = false;  // the last message is an answer to go on with
+  bool parallel_calls = true;      // false: end the turn after the first complete call
+  ResponseFormat response_format;  // constrains only what follows </think>, and no tool call
+  bool continues_answer = false;   // the last message is an answer to go on with
   bool tools_active() const { return !tools.empty(); }
 };
 
@@ -68,6 +69,9 @@ struct RenderedRequest {
   Prompt prompt;
   ParserState state = ParserState::kContent;  // where the parser of the answer starts
 };
+
+// How the answer to `request` is parsed; stop strings are the caller's to add. `state` as rendered.
+ParserOptions parser_options(const ChatRequest& request, ParserState state);
 
 // The prompt of a request, answer header and forced opener included (3.5, 3.7). Errors: kInvalid.
 Result<RenderedRequest> render_request(const ChatFormat& format, const ChatRequest& request);

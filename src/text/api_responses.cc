@@ -129,7 +129,8 @@ bool input_item(ApiMapper& m, const JsonValue& item, const std::string& where, T
   if (type == "custom_tool_call") return call_item(m, item, true, where, turns);
   if (type == "function_call_output" || type == "custom_tool_call_output") return output_item(m, item, where, turns);
   if (type == "item_reference") {
-    return m.reject(where, "unsupported", where + ": item_reference needs stored responses, which this server does not keep");
+    return m.reject(where, "unsupported",
+                    where + ": item_reference needs stored responses, which this server does not keep");
   }
   return true;
 }

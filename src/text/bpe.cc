@@ -56,8 +56,7 @@ void TokenBytes::push_back(std::string_view bytes) {
   begin_.push_back(static_cast<std::uint32_t>(bytes_.size()));
 }
 
-Result<Bpe> Bpe::build(const TokenBytes& tokens, const std::vector<bool>& reserved,
-                       const std::vector<Merge>& merges) {
+Result<Bpe> Bpe::build(const TokenBytes& tokens, const std::vector<bool>& reserved, const std::vector<Merge>& merges) {
   Bpe bpe;
   bpe.tokens_ = &tokens;
   FATHOM_TRY(bpe.index_pieces(reserved));
@@ -105,7 +104,9 @@ Result<> Bpe::index_merge(const Merge& merge, std::int32_t rank) {
   const std::int32_t id = find(whole);
   if (left < 0 || right < 0 || id < 0) {
     return fail(Code::kCorrupt, "merge {}: its {} is not in the vocabulary", rank,
-                left < 0 ? "left part" : right < 0 ? "right part" : "concatenation");
+                left < 0    ? "left part"
+                : right < 0 ? "right part"
+                            : "concatenation");
   }
   const std::uint64_t key = pair_key(left, right);
   const std::size_t mask = pairs_.size() - 1;
@@ -237,7 +238,7 @@ class Bpe::Chain {
     std::int32_t symbol;
     std::int32_t previous;
     std::int32_t next;
-    std::int32_t rank;    // of the pair with the next symbol; kNoRank where there is none or this node is gone
+    std::int32_t rank;  // of the pair with the next symbol; kNoRank where there is none or this node is gone
     std::int32_t result;
   };
   using Entry = std::pair<std::int32_t, std::int32_t>;  // rank, position

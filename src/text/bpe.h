@@ -67,10 +67,10 @@ class Bpe {
   void merge_long(std::string_view piece, std::vector<std::int32_t>& ids) const;
 
   const TokenBytes* tokens_ = nullptr;
-  std::size_t longest_ = 0;                    // bytes
+  std::size_t longest_ = 0;  // bytes
   std::array<std::int32_t, 256> byte_id_ = {};
-  std::vector<PieceSlot> pieces_;              // open addressing, a power of two, at most half full
-  std::vector<PairSlot> pairs_;                // the same
+  std::vector<PieceSlot> pieces_;  // open addressing, a power of two, at most half full
+  std::vector<PairSlot> pairs_;    // the same
   PairSlot no_merge_;
   // Per id: 0 = not asked yet, 1 = yes, 2 = no. A race writes the same answer twice.
   std::unique_ptr<std::atomic<std::uint8_t>[]> itself_;

@@ -44,8 +44,9 @@ bool names_draft_head(const JsonValue& config) {
 
 Result<ControlTokens> ControlTokens::find(const Tokenizer& tokenizer) {
   if (tokenizer.control_id("<\uFF5CSystem\uFF5C>")) {
-    return fail(Code::kUnavailable,
-                "the tokenizer has <\uFF5CSystem\uFF5C>: a DeepSeek-V4.1 checkpoint, whose prompt format is another one");
+    return fail(
+        Code::kUnavailable,
+        "the tokenizer has <\uFF5CSystem\uFF5C>: a DeepSeek-V4.1 checkpoint, whose prompt format is another one");
   }
   ControlTokens c;
   std::string missing;

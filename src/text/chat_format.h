@@ -37,7 +37,8 @@ struct ControlTokens {
   std::int32_t fim_hole = 0;
   std::int32_t fim_end = 0;
 
-  // EOS and the others that end what the model may say: BOS, <｜User｜>, <｜Assistant｜>, <｜latest_reminder｜>, <|EOT|>.
+  // EOS and the others that end what the model may say: BOS, <｜User｜>, <｜Assistant｜>, <｜latest_reminder｜>,
+  // <|EOT|>.
   bool ends_turn(std::int32_t id) const {
     return id == eos || id == bos || id == user || id == assistant || id == latest_reminder || (id == eot && eot >= 0);
   }
@@ -49,8 +50,8 @@ struct ControlTokens {
 // Immutable; any number of threads. Moving is cheap.
 class ChatFormat {
  public:
-  // `folder` holds tokenizer.json and, where it is a checkpoint, config.json and generation_config.json: the revision is
-  // 0731 if config.json has a key that begins with "dspark_", else preview; without a config.json it is 0731, the
+  // `folder` holds tokenizer.json and, where it is a checkpoint, config.json and generation_config.json: the revision
+  // is 0731 if config.json has a key that begins with "dspark_", else preview; without a config.json it is 0731, the
   // current one. Errors: those of Tokenizer::load and ControlTokens::find; kCorrupt, an eos_token_id of the checkpoint
   // that is not <｜end▁of▁sentence｜>.
   static Result<ChatFormat> load(const std::filesystem::path& folder);

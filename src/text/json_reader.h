@@ -29,17 +29,17 @@ class JsonReader {
   // The kind of the value at the cursor, by its first character; kNone after an error or where no value stands.
   Kind peek();
 
-  bool enter_object();                    // the next value is an object
-  bool member(std::string_view& key);     // moves to the next member's value; false behind the last one
+  bool enter_object();                 // the next value is an object
+  bool member(std::string_view& key);  // moves to the next member's value; false behind the last one
   bool enter_array();
-  bool element();                         // moves to the next element; false behind the last one
-  bool string(std::string_view& value);   // unescaped; valid until the next call that reads a string
-  bool number(std::string_view& token);   // as written
+  bool element();                        // moves to the next element; false behind the last one
+  bool string(std::string_view& value);  // unescaped; valid until the next call that reads a string
+  bool number(std::string_view& token);  // as written
   bool boolean(bool& value);
   bool null();
-  bool skip();                            // any one value, checked
+  bool skip();  // any one value, checked
 
-  bool finish();                          // nothing but white space is left, and nothing was wrong
+  bool finish();  // nothing but white space is left, and nothing was wrong
   bool ok() const { return error_.empty(); }
   // "byte 17: expected ..."; empty while all is well.
   const std::string& error() const { return error_; }

@@ -17,9 +17,9 @@ struct JsonValue {
   using Kind = JsonReader::Kind;
 
   Kind kind = Kind::kNull;
-  std::string text;              // of a string its value; of a number its token as written
-  std::vector<JsonValue> items;  // elements, or members' values
-  std::vector<std::string> keys; // of an object: the name of items[i]; no name twice
+  std::string text;               // of a string its value; of a number its token as written
+  std::vector<JsonValue> items;   // elements, or members' values
+  std::vector<std::string> keys;  // of an object: the name of items[i]; no name twice
 
   bool is(Kind k) const { return kind == k; }
   bool is_string() const { return kind == Kind::kString; }
@@ -44,8 +44,8 @@ struct JsonValueLimits {
 // last one's value. Time and memory linear in the text.
 Result<JsonValue> parse_json_value(std::string_view text, std::string_view what, JsonValueLimits limits = {});
 
-// Appends the JSON text of `value`: Python's default style with non-ASCII kept. Errors: kInvalid, a number too large for
-// a double, which has no JSON text.
+// Appends the JSON text of `value`: Python's default style with non-ASCII kept. Errors: kInvalid, a number too large
+// for a double, which has no JSON text.
 Result<> append_json_text(const JsonValue& value, std::string& out);
 // A finite double in Python's style, as in 1.0, 1e-05, 1e+16.
 void append_json_double(double value, std::string& out);

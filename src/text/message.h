@@ -15,11 +15,11 @@ enum class Role : std::uint8_t {
   kAssistant,
   kTool,
   kLatestReminder,
-  kUnknown,    // named by Message::role_name; an error where it would be rendered
+  kUnknown,  // named by Message::role_name; an error where it would be rendered
 };
 
 struct ToolCall {
-  std::string id;         // empty: none
+  std::string id;  // empty: none
   std::string name;
   std::string arguments;  // JSON text as the model or the client wrote it
 };
@@ -27,7 +27,7 @@ struct ToolCall {
 // All strings are UTF-8 and are text: a control token spelled in one stays text.
 struct Message {
   Role role = Role::kUser;
-  std::string role_name;                       // only for kUnknown
+  std::string role_name;  // only for kUnknown
   std::string content;
   std::string reasoning;                       // assistant
   std::vector<ToolCall> tool_calls;            // assistant

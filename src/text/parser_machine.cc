@@ -12,10 +12,10 @@ constexpr std::string_view kMarker = "\uFF5CDSML\uFF5C";
 constexpr std::string_view kBar = "\uFF5C";
 constexpr std::string_view kInvoke = "invoke name=\"";
 constexpr std::string_view kParameter = "parameter name=\"";
-constexpr std::size_t kTail = 24;            // bytes of skipped text that are remembered; longer than both of the above
-constexpr std::size_t kMaxName = 256;        // characters of an invoke's name
-constexpr std::size_t kMaxTagName = 64;      // letters of a closing tag that are kept: longer ones name nothing
-constexpr std::size_t kMaxAttributes = 1024; // bytes of attributes that are kept
+constexpr std::size_t kTail = 24;        // bytes of skipped text that are remembered; longer than both of the above
+constexpr std::size_t kMaxName = 256;    // characters of an invoke's name
+constexpr std::size_t kMaxTagName = 64;  // letters of a closing tag that are kept: longer ones name nothing
+constexpr std::size_t kMaxAttributes = 1024;  // bytes of attributes that are kept
 
 std::string_view spelling(Control c) {
   switch (c) {
@@ -101,7 +101,8 @@ StreamParser::Machine::Machine(ParserOptions options) : options_(std::move(optio
   }
 }
 
-// --- events -----------------------------------------------------------------------------------------------------------
+// --- events
+// -----------------------------------------------------------------------------------------------------------
 
 void StreamParser::Machine::emit(ParserEvent::Kind kind, std::string_view text) {
   const bool of_call = kind == ParserEvent::Kind::kToolStart || kind == ParserEvent::Kind::kToolArgs;
@@ -140,7 +141,8 @@ void StreamParser::Machine::release_stop() {
   emit(ParserEvent::Kind::kContent, sent);
 }
 
-// --- text -------------------------------------------------------------------------------------------------------------
+// --- text
+// -------------------------------------------------------------------------------------------------------------
 
 void StreamParser::Machine::text(std::string_view bytes) {
   if (done()) return;
@@ -375,7 +377,8 @@ void StreamParser::Machine::close_tag() {
   }
 }
 
-// --- control tokens ---------------------------------------------------------------------------------------------------
+// --- control tokens
+// ---------------------------------------------------------------------------------------------------
 
 void StreamParser::Machine::control(Control c) {
   if (ended_) return;
@@ -518,7 +521,8 @@ void StreamParser::Machine::value_control(Control c) {
   emit(ParserEvent::Kind::kToolArgs, sent);
 }
 
-// --- calls ------------------------------------------------------------------------------------------------------------
+// --- calls
+// ------------------------------------------------------------------------------------------------------------
 
 void StreamParser::Machine::announce() {
   if (announced_) return;
@@ -546,7 +550,8 @@ void StreamParser::Machine::finish_call() {
   state_ = options_.one_call && !calls_.empty() ? State::kDone : State::kToolBlock;
 }
 
-// --- the end ----------------------------------------------------------------------------------------------------------
+// --- the end
+// ----------------------------------------------------------------------------------------------------------
 
 void StreamParser::Machine::finish(End end) {
   if (ended_) return;

@@ -38,17 +38,17 @@ class StreamParser::Machine {
     kContent,
     kOrphanClose,  // inside a closing tag that closes nothing, up to '>'
     kToolBlock,
-    kBlockClose,   // a closing tag in the block
+    kBlockClose,  // a closing tag in the block
     kInvokeName,
-    kInvokeSkip,   // the rest of the invoke tag
+    kInvokeSkip,  // the rest of the invoke tag
     kInvokeBody,
-    kBodyTag,      // an opening tag in the body, behind its marker
-    kBodyClose,    // a closing tag in the body
+    kBodyTag,    // an opening tag in the body, behind its marker
+    kBodyClose,  // a closing tag in the body
     kParamKey,
     kParamAttributes,
     kParamValue,
-    kValueTag,     // a `<` and the marker inside a value: an opening tag, or data?
-    kValueClose,   // a closing tag that ends the value
+    kValueTag,    // a `<` and the marker inside a value: an opening tag, or data?
+    kValueClose,  // a closing tag that ends the value
     kDone,
   };
 
@@ -86,27 +86,27 @@ class StreamParser::Machine {
   const ParserOptions options_;
   std::unordered_map<std::string, const ParserTool*> tools_;
   State state_ = State::kContent;
-  State back_ = State::kContent;      // where an orphan closing tag, or a block that was only mentioned, came from
+  State back_ = State::kContent;  // where an orphan closing tag, or a block that was only mentioned, came from
   Utf8Stream utf8_;
   std::vector<ParserEvent> events_;
 
-  std::string held_;                  // text at the end that may belong to markup: newlines, bracket
-  std::string tail_;                  // the last characters of skipped text, to find what it ends with
-  std::string name_;                  // a name being read: of a closing tag reduced to a-z, of an invoke, a key
-  std::size_t name_length_ = 0;       // characters of an invoke's name
+  std::string held_;             // text at the end that may belong to markup: newlines, bracket
+  std::string tail_;             // the last characters of skipped text, to find what it ends with
+  std::string name_;             // a name being read: of a closing tag reduced to a-z, of an invoke, a key
+  std::size_t name_length_ = 0;  // characters of an invoke's name
   std::string attributes_;
-  std::string lookahead_;             // kValueTag: text behind the marker
+  std::string lookahead_;  // kValueTag: text behind the marker
 
   StopMatcher stops_;
-  bool content_is_blank_ = true;      // only white space so far
-  bool forced_ = false;               // the block was opened by the prompt
-  bool block_seen_ = false;           // a block was opened
+  bool content_is_blank_ = true;  // only white space so far
+  bool forced_ = false;           // the block was opened by the prompt
+  bool block_seen_ = false;       // a block was opened
   bool invoke_seen_ = false;
-  std::string swallowed_;             // the block's text, while it may turn out to be only mentioned
+  std::string swallowed_;  // the block's text, while it may turn out to be only mentioned
 
   std::optional<ToolCallWriter> call_;  // between its name and its end
   std::string body_;
-  bool announced_ = false;            // tool_start was sent for call_
+  bool announced_ = false;  // tool_start was sent for call_
   std::vector<ParsedCall> calls_;
 
   bool ended_ = false;

@@ -188,8 +188,7 @@ class Renderer {
   Result<> assistant(std::size_t i) {
     const Message& m = *turns_[i].message;
     const bool answers_task = i > 0 && turns_[i - 1].has_task;
-    const bool thinks =
-        options_.thinking && !answers_task && (!drop_ || static_cast<std::ptrdiff_t>(i) > last_user_);
+    const bool thinks = options_.thinking && !answers_task && (!drop_ || static_cast<std::ptrdiff_t>(i) > last_user_);
     const auto recorded = options_.memory == nullptr || m.open ? nullptr : options_.memory->find(out_, m);
     if (recorded && recorded->well_formed && recorded->thinking == thinks) {
       const bool ended = !recorded->ids.empty() && c_.ends_turn(recorded->ids.back());
@@ -293,8 +292,8 @@ class Renderer {
   const ControlTokens& c_;
   const RenderOptions& options_;
   std::string_view prefix_;
-  std::vector<Turn> turns_;       // of context and messages, after all of 2.3
-  std::ptrdiff_t last_user_ = -1; // L
+  std::vector<Turn> turns_;        // of context and messages, after all of 2.3
+  std::ptrdiff_t last_user_ = -1;  // L
   bool drop_ = false;
   Prompt out_;
 };
@@ -321,8 +320,7 @@ ParserState initial_state(const Prompt& prompt, const ChatFormat& format) {
   // Only the forced opener leaves markup open at the end: the tag's text behind the marker.
   const auto& items = prompt.items();
   const bool opened = items.size() >= 2 && items.back().kind == Prompt::Kind::kText &&
-                      items.back().text == "tool_calls>\n" &&
-                      items[items.size() - 2].kind == Prompt::Kind::kControl &&
+                      items.back().text == "tool_calls>\n" && items[items.size() - 2].kind == Prompt::Kind::kControl &&
                       items[items.size() - 2].control == format.control().dsml;
   return opened ? ParserState::kToolBlock : ParserState::kContent;
 }
@@ -355,6 +353,19 @@ void append_tool_opener(Prompt& prompt, const ChatFormat& format) {
   prompt.text("\n\n<");
   prompt.control(format.control().dsml);
   prompt.text("tool_calls>\n");
+}
+
+std::vector<std::int32_t> forced_call(const ChatFormat& format, bool opened, std::string_view name) {
+  Prompt prompt;
+  if (!opened) append_tool_opener(prompt, format);
+  if (!name.empty()) {
+    prompt.text("<");
+    prompt.control(format.control().dsml);
+    prompt.text("invoke name=\"");
+    prompt.text(name);
+    prompt.text("\">\n");
+  }
+  return encode_prompt(prompt, format.tokenizer()).ids;
 }
 
 }  // namespace fathom::text

@@ -35,7 +35,8 @@ struct RenderOptions {
   const TurnMemory* memory = nullptr;
 };
 
-// The prompt for `messages`, which follow `context` (rendered elsewhere before; its text is not returned). Errors: kInvalid, with the reasons of 2.15.
+// The prompt for `messages`, which follow `context` (rendered elsewhere before; its text is not returned). Errors:
+// kInvalid, with the reasons of 2.15.
 Result<Prompt> render_chat(const ChatFormat& format, std::span<const Message> messages, const RenderOptions& options,
                            std::span<const Message> context = {});
 
@@ -49,10 +50,16 @@ ParserState initial_state(const Prompt& prompt, const ChatFormat& format);
 std::vector<std::int32_t> next_turn(const ChatFormat& format, std::string_view user_text, bool thinking,
                                     std::int32_t last_id);
 
-// <｜fim▁begin｜>PREFIX<｜fim▁hole｜>SUFFIX<｜fim▁end｜>, the model writes what stands in the hole. prompt-encoding.md 6.
+// <｜fim▁begin｜>PREFIX<｜fim▁hole｜>SUFFIX<｜fim▁end｜>, the model writes what stands in the hole.
+// prompt-encoding.md 6.
 Prompt render_fim(const ChatFormat& format, std::string_view prefix, std::string_view suffix, bool add_bos = true);
 
 // The opener of a tool-call block and what goes before it; a forced call begins with it. prompt-encoding.md 3.5.
 void append_tool_opener(Prompt& prompt, const ChatFormat& format);
+
+// The ids that the engine forces to make the model call a tool: the opener, unless `opened` (the prompt has it), then,
+// where `name` is not empty, the tag of an invoke with that name. Their text is not to be tokenized with its
+// neighbours.
+std::vector<std::int32_t> forced_call(const ChatFormat& format, bool opened, std::string_view name = {});
 
 }  // namespace fathom::text

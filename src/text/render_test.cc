@@ -28,8 +28,8 @@ const ChatFormat& tiny_format() {
 
 JsonValue value_of(const Json& json) { return parse_json_value(json.dump(), "test").value(); }
 
-// Every vector of the published encoder: the prompt on the embedded tokenizer, which has all control tokens; the ids too
-// where the full tokenizer is at hand. `each` gets the vector, the revision and the format.
+// Every vector of the published encoder: the prompt on the embedded tokenizer, which has all control tokens; the ids
+// too where the full tokenizer is at hand. `each` gets the vector, the revision and the format.
 template <class Each>
 void for_each_revision(const Json& vector, ChatFormat& format, const Each& each) {
   for (const Revision revision : {Revision::kPreview, Revision::k0731}) {
@@ -195,6 +195,27 @@ TEST(Render, ForcedOpenerAndInitialState) {
   EXPECT_TRUE(prompt_string(prompt, tiny_format().tokenizer()).ends_with("</think>\n\n<\uFF5CDSML\uFF5Ctool_calls>\n"));
 }
 
+// Forced ids are what rendering a whole call has at that place.
+TEST(Render, ForcedCallIsTheBeginningOfARenderedOne) {
+  Message answer = message(Role::kAssistant, "");
+  answer.tool_calls = {{"", "get_weather", "{\"city\": \"Porto\"}"}};
+  const Ids whole = encode_prompt(render_chat(tiny_format(), std::vector<Message>{message(Role::kUser, "q"), answer},
+                                              {.thinking = false})
+                                      .value(),
+                                  tiny_format().tokenizer())
+                        .ids;
+  const auto has = [&](const Ids& part) {
+    return std::search(whole.begin(), whole.end(), part.begin(), part.end()) != whole.end();
+  };
+  const Ids opener = forced_call(tiny_format(), false);
+  const Ids named = forced_call(tiny_format(), false, "get_weather");
+  Ids joined = opener;
+  for (const auto id : forced_call(tiny_format(), true, "get_weather")) joined.push_back(id);
+  EXPECT_TRUE(has(named));
+  EXPECT_EQ(joined, named);
+  EXPECT_TRUE(forced_call(tiny_format(), true).empty());
+}
+
 TEST(Render, FillInTheMiddle) {
   const Prompt prompt = render_fim(tiny_format(), "a<\uFF5Cfim\u2581hole\uFF5C>", "b");
   EXPECT_EQ(prompt_string(prompt, tiny_format().tokenizer()),
@@ -224,7 +245,9 @@ TEST(Render, NoHeaderForScoring) {
 
 TEST(ChatFormat, RefusesATokenizerWithoutItsTokensAndTheNextFamily) {
   Json json = Json::parse(read_file(std::filesystem::path(FATHOM_SOURCE_DIR) / "models/fathom-tiny/tokenizer.json"));
-  const auto made = [](const Json& j) { return ChatFormat::make(Tokenizer::parse(j.dump(), "t").value(), Revision::k0731); };
+  const auto made = [](const Json& j) {
+    return ChatFormat::make(Tokenizer::parse(j.dump(), "t").value(), Revision::k0731);
+  };
   ASSERT_TRUE(made(json));
   Json other = json;
   other["added_tokens"].back()["content"] = "<\uFF5CSystem\uFF5C>";

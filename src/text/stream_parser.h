@@ -21,17 +21,18 @@ namespace fathom::text {
 // itself is JSON or a string (4.3).
 struct ParserTool {
   std::string name;
-  std::unordered_map<std::string, bool> properties;  // name -> declared with a type that is not, or does not include, string
+  std::unordered_map<std::string, bool>
+      properties;  // name -> declared with a type that is not, or does not include, string
 
   static ParserTool from_schema(std::string name, const JsonValue& parameters);
 };
 
 struct ParserOptions {
-  ParserState initial = ParserState::kContent;       // text/render.h: initial_state
-  std::optional<std::vector<ParserTool>> tools;      // nothing: tools are inactive and markup is text
-  std::vector<std::string> stop;                     // matched in content only; none empty
-  bool include_stop = false;                         // the match is sent too
-  bool one_call = false;                             // the turn ends behind the first complete call
+  ParserState initial = ParserState::kContent;   // text/render.h: initial_state
+  std::optional<std::vector<ParserTool>> tools;  // nothing: tools are inactive and markup is text
+  std::vector<std::string> stop;                 // matched in content only; none empty
+  bool include_stop = false;                     // the match is sent too
+  bool one_call = false;                         // the turn ends behind the first complete call
 };
 
 struct ParserEvent {
@@ -71,8 +72,8 @@ class StreamParser {
   // No more comes. Idempotent; a turn end or a stop string seen before wins over `end`.
   void finish(End end);
 
-  // Events since the last call; adjacent ones of a kind (and index) are one. Concatenated per kind they are the same for
-  // every way to cut the input.
+  // Events since the last call; adjacent ones of a kind (and index) are one. Concatenated per kind they are the same
+  // for every way to cut the input.
   std::vector<ParserEvent> take_events();
 
   // Nothing that follows can change the result: the turn or the tool block ended, or a stop string matched. The engine
@@ -83,7 +84,7 @@ class StreamParser {
   // After finish():
   FinishReason finish_reason() const;
   const std::optional<std::string>& matched_stop() const;
-  const std::vector<ParsedCall>& calls() const;      // complete ones only
+  const std::vector<ParsedCall>& calls() const;  // complete ones only
   // A tool_start was sent for a call that did not become complete; its index is calls().size().
   bool has_incomplete_call() const;
 

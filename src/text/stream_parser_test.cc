@@ -209,15 +209,39 @@ TEST(StreamParserVectors, TolerantByTokenIds) {
 
 // Random answers from the alphabet of the format, as the vectors' fuzz cases were made.
 Pieces random_answer(std::mt19937& random) {
-  const std::vector<std::string> words = {
-      "<", "</", "\uFF5C", ">", "\n", "\n\n", "\"", "parameter name=\"", "invoke name=\"", "cmd\" string=\"true\">",
-      "timeout_s\" string=\"false\">", "arguments\">", "tool_calls>", "/invoke>", "run\">", "a b", "{\"cmd\": 1}", "7",
-      "STOP", "ST", "\u00e9\U0001F600", " ", "\xF0\x9F", "input\" string=\"true\">{\"cmd\": \"x\"}"};
+  const std::vector<std::string> words = {"<",
+                                          "</",
+                                          "\uFF5C",
+                                          ">",
+                                          "\n",
+                                          "\n\n",
+                                          "\"",
+                                          "parameter name=\"",
+                                          "invoke name=\"",
+                                          "cmd\" string=\"true\">",
+                                          "timeout_s\" string=\"false\">",
+                                          "arguments\">",
+                                          "tool_calls>",
+                                          "/invoke>",
+                                          "run\">",
+                                          "a b",
+                                          "{\"cmd\": 1}",
+                                          "7",
+                                          "STOP",
+                                          "ST",
+                                          "\u00e9\U0001F600",
+                                          " ",
+                                          "\xF0\x9F",
+                                          "input\" string=\"true\">{\"cmd\": \"x\"}"};
   const std::string d = "\uFF5CDSML\uFF5C";
-  const std::vector<std::string> tags = {
-      "<" + d + "tool_calls>\n", "<" + d + "invoke name=\"run\">\n", "<" + d + "parameter name=\"cmd\" string=\"true\">",
-      "<" + d + "parameter name=\"timeout_s\" string=\"false\">", "<" + d + "parameter name=\"input\" string=\"false\">",
-      "</" + d + "parameter>\n", "</" + d + "invoke>\n", "</" + d + "tool_calls>"};
+  const std::vector<std::string> tags = {"<" + d + "tool_calls>\n",
+                                         "<" + d + "invoke name=\"run\">\n",
+                                         "<" + d + "parameter name=\"cmd\" string=\"true\">",
+                                         "<" + d + "parameter name=\"timeout_s\" string=\"false\">",
+                                         "<" + d + "parameter name=\"input\" string=\"false\">",
+                                         "</" + d + "parameter>\n",
+                                         "</" + d + "invoke>\n",
+                                         "</" + d + "tool_calls>"};
   Pieces out;
   for (auto n = 3 + random() % 30; n > 0; --n) {
     const auto kind = random() % 8;
@@ -294,7 +318,8 @@ Outcome parse_text(const std::string& raw, const ParserOptions& options, End end
 // The bash command that ends in `2>&1`, for every chunk size from 1 to 22: no bracket lost, none kept.
 TEST(StreamParser, ValuesThatEndInBracketsAndRedirections) {
   std::mt19937 random(4);
-  for (const std::string value : {"make 2>&1", "a <", "a </", "<", "</", "\n", "x\n", "\n<", "2 <\uFF5C", "<<", "a && b 2>&1 &amp; \"q\"", "</parameter>", "<\n"}) {
+  for (const std::string value : {"make 2>&1", "a <", "a </", "<", "</", "\n", "x\n", "\n<", "2 <\uFF5C", "<<",
+                                  "a && b 2>&1 &amp; \"q\"", "</parameter>", "<\n"}) {
     Pieces pieces;
     add_raw(call(parameter("cmd\" string=\"true\"", value)), pieces);
     const Outcome o = parse_whole(pieces, with_tools());
@@ -421,7 +446,8 @@ TEST(StreamParser, HostileMegabytes) {
   const std::string value = open + "<\uFF5CDSML\uFF5Cparameter name=\"cmd\" string=\"false\">";
   for (const std::string& head : {std::string(), std::string("</think>"), std::string("<\uFF5CDSML\uFF5C"), open, value,
                                   value.substr(0, value.size() - 10), std::string("</\uFF5CDSML\uFF5C")}) {
-    for (const std::string unit : {"\n", "<", "</", "\uFF5C", "invoke name=\"", "\"", "a", "<\uFF5CDSML\uFF5C", "</\uFF5CDSML\uFF5C", "</think>", "{", "[\""}) {
+    for (const std::string unit : {"\n", "<", "</", "\uFF5C", "invoke name=\"", "\"", "a", "<\uFF5CDSML\uFF5C",
+                                   "</\uFF5CDSML\uFF5C", "</think>", "{", "[\""}) {
       std::string raw = head;
       while (raw.size() < 200'000) raw += unit;
       ParserOptions o = with_tools();

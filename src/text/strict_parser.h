@@ -17,7 +17,8 @@ struct ParsedMessage {
   std::vector<ParsedCall> calls;
 };
 
-// `text`: everything behind the prompt, EOS included, control tokens by their spelling. Error: kInvalid, what was wrong.
+// `text`: everything behind the prompt, EOS included, control tokens by their spelling. Error: kInvalid, what was
+// wrong.
 Result<ParsedMessage> parse_strict(std::string_view text, bool thinking);
 
 }  // namespace fathom::text

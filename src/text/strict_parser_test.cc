@@ -31,13 +31,15 @@ TEST(StrictParserVectors, AllOfThePublishedParser) {
     ASSERT_EQ(got->calls.size(), message["tool_calls"].size()) << c["id"];
     for (std::size_t i = 0; i < got->calls.size(); ++i) {
       EXPECT_EQ(got->calls[i].name, message["tool_calls"][i]["function"]["name"].get<std::string>()) << c["id"];
-      EXPECT_EQ(got->calls[i].arguments, message["tool_calls"][i]["function"]["arguments"].get<std::string>()) << c["id"];
+      EXPECT_EQ(got->calls[i].arguments, message["tool_calls"][i]["function"]["arguments"].get<std::string>())
+          << c["id"];
     }
   }
 }
 
 std::string random_text(std::mt19937& random, std::size_t at_most) {
-  const std::vector<std::string> words = {"a", " ", "\n", "\n\n", "<", "</", ">", "\"", "\\", "\uFF5C", "\u00e9", "{}", "7", "invoke", "&amp;"};
+  const std::vector<std::string> words = {"a",  " ",      "\n",     "\n\n", "<", "</",     ">",    "\"",
+                                          "\\", "\uFF5C", "\u00e9", "{}",   "7", "invoke", "&amp;"};
   std::string s;
   for (auto n = random() % (at_most + 1); n > 0; --n) s += words[random() % words.size()];
   return s;

@@ -47,8 +47,8 @@ inline const Tokenizer& v4_tokenizer() {
 
 }  // namespace fathom::text
 
-#define FATHOM_NEEDS_V4()                                                                                       \
-  if (!::fathom::text::have_v4()) {                                                                             \
-    GTEST_SKIP() << "$FATHOM_V4_TOKENIZER names no folder with the tokenizer.json of DeepSeek-V4";              \
-  }                                                                                                             \
+#define FATHOM_NEEDS_V4()                                                                          \
+  if (!::fathom::text::have_v4()) {                                                                \
+    GTEST_SKIP() << "$FATHOM_V4_TOKENIZER names no folder with the tokenizer.json of DeepSeek-V4"; \
+  }                                                                                                \
   static_assert(true, "ends with a semicolon")

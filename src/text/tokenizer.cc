@@ -62,7 +62,7 @@ class AddedTokens {
   const std::vector<AddedToken>& sorted() const { return sorted_; }
 
  private:
-  std::vector<AddedToken> sorted_;    // by content, so that a prefix comes before what it begins
+  std::vector<AddedToken> sorted_;  // by content, so that a prefix comes before what it begins
   std::array<bool, 256> begins_ = {};
 };
 
@@ -71,8 +71,8 @@ class AddedTokens {
 struct Tokenizer::State {
   PreTokenizer pieces;
   AddedTokens added;
-  TokenBytes bytes;              // of all ids
-  std::vector<bool> is_added;    // by id
+  TokenBytes bytes;            // of all ids
+  std::vector<bool> is_added;  // by id
   Bpe bpe;
 
   static Result<std::unique_ptr<const State>> build(TokenizerFile file);

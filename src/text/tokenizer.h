@@ -15,7 +15,7 @@
 namespace fathom::text {
 
 enum class Mode : std::uint8_t {
-  kPlain,    // added tokens are not looked for: text that spells <｜User｜> stays text. For everything a request carries.
+  kPlain,  // added tokens are not looked for: text that spells <｜User｜> stays text. For everything a request carries.
   kSpecial,  // added tokens in the text become their ids. For complete prompts written by a program.
 };
 
@@ -33,9 +33,9 @@ class Tokenizer {
   Tokenizer& operator=(Tokenizer&&) noexcept;
   ~Tokenizer();
 
-  // The ids of `text`; never adds BOS. Valid UTF-8 is expected (callers check at the door: text/utf8.h); other bytes are
-  // encoded byte by byte, so that decode(encode(x)) == x for any x. Time is linear but for a logarithm in the length of
-  // the longest run of letters. Less than 2 GiB.
+  // The ids of `text`; never adds BOS. Valid UTF-8 is expected (callers check at the door: text/utf8.h); other bytes
+  // are encoded byte by byte, so that decode(encode(x)) == x for any x. Time is linear but for a logarithm in the
+  // length of the longest run of letters. Less than 2 GiB.
   std::vector<std::int32_t> encode(std::string_view text, Mode mode) const;
   void encode_to(std::string_view text, Mode mode, std::vector<std::int32_t>& ids) const;  // appends
 

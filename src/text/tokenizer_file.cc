@@ -38,7 +38,7 @@ std::string normal_spelling(std::string_view pattern) {
 // One step of a pipeline: {"type": ..., ...}, the members that matter.
 struct Step {
   std::string type;
-  std::string pattern;    // pattern.Regex
+  std::string pattern;  // pattern.Regex
   std::string behavior;
   bool invert = false;
   bool add_prefix_space = false;
@@ -163,7 +163,8 @@ class Reader {
             normal_spelling(s[2].pattern) == kWords;
     known = known && s[3].type == "ByteLevel" && !s[3].add_prefix_space && !s[3].use_regex;
     if (!known) {
-      refuse("pre_tokenizer: not the one of DeepSeek-V3 and V4 (three Split patterns and ByteLevel); refusing to guess");
+      refuse(
+          "pre_tokenizer: not the one of DeepSeek-V3 and V4 (three Split patterns and ByteLevel); refusing to guess");
     }
   }
 

@@ -28,7 +28,7 @@ struct TokenizerFile {
     Span left, right;
   };
   std::string letters;
-  std::vector<VocabEntry> vocab;    // in the order of the file
+  std::vector<VocabEntry> vocab;  // in the order of the file
   std::vector<MergeEntry> merges;
   std::vector<AddedToken> added;
 

@@ -35,17 +35,24 @@ std::string add_token(Json& j, std::int64_t id, const std::string& content) {
 
 TEST(TokenizerFile, RefusesWhatItDoesNotKnowOrCannotBe) {
   const std::vector<Case> cases = {
-      {"normalizer", [](Json& j) { j["normalizer"] = {{"type", "NFC"}}; }, Code::kUnavailable, "normalizer"},
-      {"normalizers", [](Json& j) { j["normalizer"]["normalizers"] = {{{"type", "NFC"}}}; }, Code::kUnavailable,
-       "normalizer"},
+      {"normalizer",
+       [](Json& j) {
+         j["normalizer"] = {{"type", "NFC"}};
+       },
+       Code::kUnavailable, "normalizer"},
+      {"normalizers",
+       [](Json& j) {
+         j["normalizer"]["normalizers"] = {{{"type", "NFC"}}};
+       },
+       Code::kUnavailable, "normalizer"},
       {"pattern", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "\\p{N}"; },
        Code::kUnavailable, "pre_tokenizer"},
       {"invert", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][2]["invert"] = true; }, Code::kUnavailable,
        "pre_tokenizer"},
-      {"behavior", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["behavior"] = "Removed"; },
-       Code::kUnavailable, "pre_tokenizer"},
-      {"prefix", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][3]["add_prefix_space"] = true; },
-       Code::kUnavailable, "pre_tokenizer"},
+      {"behavior", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][1]["behavior"] = "Removed"; }, Code::kUnavailable,
+       "pre_tokenizer"},
+      {"prefix", [](Json& j) { j["pre_tokenizer"]["pretokenizers"][3]["add_prefix_space"] = true; }, Code::kUnavailable,
+       "pre_tokenizer"},
       {"no pre-tokenizer", [](Json& j) { j.erase("pre_tokenizer"); }, Code::kInvalid, "pre_tokenizer"},
       {"decoder", [](Json& j) { j["decoder"]["type"] = "WordPiece"; }, Code::kUnavailable, "decoder"},
       {"no decoder", [](Json& j) { j.erase("decoder"); }, Code::kInvalid, "decoder"},
@@ -53,8 +60,7 @@ TEST(TokenizerFile, RefusesWhatItDoesNotKnowOrCannotBe) {
       {"dropout", [](Json& j) { j["model"]["dropout"] = 0.1; }, Code::kUnavailable, "model.dropout"},
       {"unk", [](Json& j) { j["model"]["unk_token"] = "a"; }, Code::kUnavailable, "model.unk_token"},
       {"fallback", [](Json& j) { j["model"]["byte_fallback"] = true; }, Code::kUnavailable, "model.byte_fallback"},
-      {"ignore_merges", [](Json& j) { j["model"]["ignore_merges"] = true; }, Code::kUnavailable,
-       "model.ignore_merges"},
+      {"ignore_merges", [](Json& j) { j["model"]["ignore_merges"] = true; }, Code::kUnavailable, "model.ignore_merges"},
       {"strip", [](Json& j) { j["added_tokens"][4]["lstrip"] = true; }, Code::kUnavailable, "lstrip"},
       {"no vocab", [](Json& j) { j["model"].erase("vocab"); }, Code::kInvalid, "model.vocab"},
       {"no merges", [](Json& j) { j["model"].erase("merges"); }, Code::kInvalid, "model.merges"},
@@ -82,7 +88,11 @@ TEST(TokenizerFile, RefusesWhatItDoesNotKnowOrCannotBe) {
       {"merge twice", [](Json& j) { j["model"]["merges"].push_back(j["model"]["merges"][0]); }, Code::kCorrupt,
        "same as merge 0"},
       {"merge form", [](Json& j) { j["model"]["merges"].push_back("a b c"); }, Code::kInvalid, "one blank"},
-      {"merge array", [](Json& j) { j["model"]["merges"].push_back({"a", "b", "c"}); }, Code::kInvalid, "two parts"},
+      {"merge array",
+       [](Json& j) {
+         j["model"]["merges"].push_back({"a", "b", "c"});
+       },
+       Code::kInvalid, "two parts"},
       {"added hole", [](Json& j) { add_token(j, 5000, "<x>"); }, Code::kCorrupt, "5000"},
       {"added huge", [](Json& j) { add_token(j, 1LL << 40, "<x>"); }, Code::kInvalid, "out of range"},
       {"added twice", [](Json& j) { add_token(j, 3687, "<x>"); }, Code::kCorrupt, "3687"},

@@ -59,12 +59,15 @@ class Split {
   std::unique_ptr<pcre2_match_data, Free> match_;
 };
 
-// White space is written out: with UCP the library's \s also has U+180E. Lines of the pattern: rules a and b, c, d to f.
+// White space is written out: with UCP the library's \s also has U+180E. Lines of the pattern: rules a and b, c, d to
+// f.
 std::string third_stage() {
-  const std::string space = R"(\x09-\x0D\x20\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
+  const std::string space =
+      R"(\x09-\x0D\x20\x{85}\x{A0}\x{1680}\x{2000}-\x{200A}\x{2028}\x{2029}\x{202F}\x{205F}\x{3000})";
   return R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+)"
          R"(| ?[\p{P}\p{S}]+[\r\n]*)"
-         "|[" + space + R"(]*[\r\n]+|[)" + space + "]+(?![^" + space + "])|[" + space + "]+";
+         "|[" +
+         space + R"(]*[\r\n]+|[)" + space + "]+(?![^" + space + "])|[" + space + "]+";
 }
 
 Pieces by_regex(const std::string& text) {
@@ -95,10 +98,13 @@ Pieces by_scanner(const std::string& text) {
 // Characters at every border of the rules, all known to Unicode 14 (the judge's data).
 const std::vector<std::string>& tricky() {
   static const std::vector<std::string> all = {
-      " ", " ", "  ", "\n", "\r", "\t", "\v", "\u0085", "\u00A0", "\u3000", "\u2028", "\u180E", "\u200B", "\uFEFF",
-      "\x01", std::string(1, '\0'), "\x1C", "a", "Z", "\u00E9", "\u0301", "\u20DD", "1", "7", "\u0663", "\u00BD",
-      "\u2167", "!", "'", "_", "<", "$", "\u20AC", "\u2014", "\u4E00", "\u9FA5", "\u9FA6", "\u3042", "\u30FB", "\u30A0",
-      "\u3040", "\u3099", "\u3005", "\uAC00", "\U00020000", "\U0001F600", "\uE000", "\uFFFD", "\U000E0041"};
+      " ",         " ",      "  ",     "\n",     "\r",         "\t",         "\v",     "\u0085",
+      "\u00A0",    "\u3000", "\u2028", "\u180E", "\u200B",     "\uFEFF",     "\x01",   std::string(1, '\0'),
+      "\x1C",      "a",      "Z",      "\u00E9", "\u0301",     "\u20DD",     "1",      "7",
+      "\u0663",    "\u00BD", "\u2167", "!",      "'",          "_",          "<",      "$",
+      "\u20AC",    "\u2014", "\u4E00", "\u9FA5", "\u9FA6",     "\u3042",     "\u30FB", "\u30A0",
+      "\u3040",    "\u3099", "\u3005", "\uAC00", "\U00020000", "\U0001F600", "\uE000", "\uFFFD",
+      "\U000E0041"};
   return all;
 }
 
@@ -135,7 +141,8 @@ TEST(PreTokenizer, AnyBytesAreCutIntoPiecesThatJoinAgain) {
   }
 }
 
-// --- the tokenizer ----------------------------------------------------------------------------------------------------
+// --- the tokenizer
+// ----------------------------------------------------------------------------------------------------
 
 void expect_round_trip(const Tokenizer& t, const std::string& bytes) {
   const Ids ids = t.encode(bytes, Mode::kPlain);
@@ -224,8 +231,8 @@ TEST(Tokenizer, HostileMegabytes) {
     while (s.size() < kN) s += unit;
     return s;
   };
-  for (const std::string unit : {" ", "\n", " \n", "7", "a", "ab", "\U0001F600", "a\u0301", "!", "<", "<\uFF5C", "\x01",
-                                 "\u4E00", "\xF0\x9F"}) {
+  for (const std::string unit :
+       {" ", "\n", " \n", "7", "a", "ab", "\U0001F600", "a\u0301", "!", "<", "<\uFF5C", "\x01", "\u4E00", "\xF0\x9F"}) {
     const std::string text = repeated(unit);
     expect_round_trip(t, text);
     EXPECT_EQ(t.encode(text, Mode::kSpecial), t.encode(text, Mode::kPlain));
@@ -240,8 +247,8 @@ TEST(Bpe, ShortAndLongPiecesAgreeWithTheRuleItself) {
     const char byte = static_cast<char>(b);
     tokens.push_back({&byte, 1});
   }
-  const std::vector<std::pair<std::string, std::string>> rules = {
-      {"a", "b"}, {"b", "a"}, {"ab", "ab"}, {"a", "a"}, {"aa", "b"}, {"ba", "ba"}, {"abab", "a"}, {"b", "b"}};
+  const std::vector<std::pair<std::string, std::string>> rules = {{"a", "b"},  {"b", "a"},   {"ab", "ab"},  {"a", "a"},
+                                                                  {"aa", "b"}, {"ba", "ba"}, {"abab", "a"}, {"b", "b"}};
   std::vector<Bpe::Merge> merges;
   for (const auto& [left, right] : rules) {
     tokens.push_back(left + right);

@@ -38,7 +38,8 @@ ParserTool ParserTool::from_schema(std::string name, const JsonValue& parameters
 bool ToolCallWriter::is_json_value(std::string_view key, std::string_view attributes) const {
   constexpr std::string_view kName = "string=\"";
   const std::size_t at = attributes.find(kName);
-  const std::string_view said = at == std::string_view::npos ? std::string_view() : attributes.substr(at + kName.size());
+  const std::string_view said =
+      at == std::string_view::npos ? std::string_view() : attributes.substr(at + kName.size());
   if (said.starts_with("true\"")) return false;
   if (said.starts_with("false\"")) return true;
   if (tool_ == nullptr) return false;

@@ -36,9 +36,9 @@ class ToolCallWriter {
   std::string name_;
   const ParserTool* tool_;
   int n_parameters_ = 0;
-  bool json_ = false;        // the open value is buffered and checked; else it is a string, sent as it comes
-  bool held_ = false;        // the whole call is held: its one parameter may be all the arguments in a wrapper
-  std::string value_;        // the open value in mode json; the whole wrapper value while held
+  bool json_ = false;  // the open value is buffered and checked; else it is a string, sent as it comes
+  bool held_ = false;  // the whole call is held: its one parameter may be all the arguments in a wrapper
+  std::string value_;  // the open value in mode json; the whole wrapper value while held
   std::string arguments_;
 };
 

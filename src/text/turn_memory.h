@@ -24,10 +24,10 @@ namespace fathom::text {
 struct RecordedTurn {
   std::string content;
   std::string reasoning;
-  std::vector<ToolCall> calls;      // with the ids that the client was given
-  std::vector<std::int32_t> ids;    // sampled: from behind the think token of the prompt to EOS or the closing tag
-  bool thinking = false;            // the prompt ended with <think>
-  bool well_formed = false;         // set by record(): the ids may stand in for the turn; a repaired turn is rendered
+  std::vector<ToolCall> calls;    // with the ids that the client was given
+  std::vector<std::int32_t> ids;  // sampled: from behind the think token of the prompt to EOS or the closing tag
+  bool thinking = false;          // the prompt ended with <think>
+  bool well_formed = false;       // set by record(): the ids may stand in for the turn; a repaired turn is rendered
 };
 
 // Safe from any thread. Holds at most about `max_bytes`, the least recently used turns going first.
@@ -48,17 +48,17 @@ class TurnMemory {
  private:
   struct Entry {
     std::shared_ptr<const RecordedTurn> turn;
-    std::uint64_t key = 0;          // of prompt and content
+    std::uint64_t key = 0;  // of prompt and content
     std::size_t bytes = 0;
   };
   using Entries = std::list<Entry>;
   void forget_oldest();
 
   const std::size_t max_bytes_;
-  mutable std::mutex mutex_;        // guards all below
-  mutable Entries entries_;         // the most recently used first
-  std::unordered_map<std::string, Entries::iterator> by_call_;  // first call id of a turn
-  std::unordered_map<std::uint64_t, Entries::iterator> by_key_; // turns without calls
+  mutable std::mutex mutex_;                                     // guards all below
+  mutable Entries entries_;                                      // the most recently used first
+  std::unordered_map<std::string, Entries::iterator> by_call_;   // first call id of a turn
+  std::unordered_map<std::uint64_t, Entries::iterator> by_key_;  // turns without calls
   std::size_t bytes_ = 0;
 };
 

@@ -176,7 +176,8 @@ TEST(TurnMemory, CallsAreFoundByTheirIdsAndCompared) {
   }
 }
 
-// A slip that was repaired is rendered well-formed, so that the model does not learn it; its reasoning still comes back.
+// A slip that was repaired is rendered well-formed, so that the model does not learn it; its reasoning still comes
+// back.
 TEST(TurnMemory, ARepairedTurnIsRenderedCanonically) {
   TurnMemory memory(1 << 20);
   const RecordedTurn turn = call_turn(kBlock.substr(1));  // one newline before the block

@@ -22,9 +22,9 @@ CodePoint decode_utf8(std::string_view bytes, std::size_t at);
 
 void append_utf8(char32_t code_point, std::string& out);
 
-// Makes valid UTF-8 out of a stream of bytes: a character that is not yet complete is held back (at most 3 bytes), bytes
-// that cannot become one are replaced by U+FFFD, one per maximal subpart. The result does not depend on how the stream
-// was cut. One thread.
+// Makes valid UTF-8 out of a stream of bytes: a character that is not yet complete is held back (at most 3 bytes),
+// bytes that cannot become one are replaced by U+FFFD, one per maximal subpart. The result does not depend on how the
+// stream was cut. One thread.
 class Utf8Stream {
  public:
   // Appends to `out` what `bytes` completes.

@@ -24,12 +24,12 @@ TEST(Utf8, EveryCharacterIsValidAndComesBack) {
 
 TEST(Utf8, FindsTheFirstBadByte) {
   const std::vector<std::pair<std::string, std::size_t>> cases = {
-      {"abcdefghij\x80", 10},           // a continuation byte alone
-      {"\xC0\xAF", 0},                  // overlong
-      {"\xE0\x80\xAF", 0},              // overlong
-      {"ab\xED\xA0\x80", 2},            // a surrogate
-      {"\xF4\x90\x80\x80", 0},          // above U+10FFFF
-      {"x\xE2\x82", 1},                 // cut short
+      {"abcdefghij\x80", 10},   // a continuation byte alone
+      {"\xC0\xAF", 0},          // overlong
+      {"\xE0\x80\xAF", 0},      // overlong
+      {"ab\xED\xA0\x80", 2},    // a surrogate
+      {"\xF4\x90\x80\x80", 0},  // above U+10FFFF
+      {"x\xE2\x82", 1},         // cut short
       {"\xF5", 0},
       {std::string("a\0b\xFF", 4), 3},  // NUL is an ordinary character
   };
@@ -47,9 +47,9 @@ TEST(Utf8Stream, ReplacesMaximalSubpartsForEveryCut) {
   const std::vector<Broken> cases = {
       {"plain", "plain"},
       {"\xF0\x9F\x98\x80!", "\xF0\x9F\x98\x80!"},
-      {"\xF0\x9F\x98", r},                         // cut short: one
+      {"\xF0\x9F\x98", r},  // cut short: one
       {"\xF0\x9F\x98g", r + "g"},
-      {"\xF0\x80\x80\x41", r + r + r + "A"},       // F0 80 begins nothing
+      {"\xF0\x80\x80\x41", r + r + r + "A"},                          // F0 80 begins nothing
       {"\xE1\x80\xE2\xF0\x91\x92\xF1\xBF\x41", r + r + r + r + "A"},  // Unicode 15, table 3-11
       {"\xC3\xC3\xA9", r + "\xC3\xA9"},
       {"\x80\xBF", r + r},

@@ -18,6 +18,7 @@ struct ExitCode {
 
 // Each adds one subcommand to `app` with a callback that runs it and sets `exit`, which must outlive the parse.
 void add_run(CLI::App& app, ExitCode& exit);
+void add_bench(CLI::App& app, ExitCode& exit);
 void add_eval(CLI::App& app, ExitCode& exit);
 void add_inspect(CLI::App& app, ExitCode& exit);
 void add_logits(CLI::App& app, ExitCode& exit);

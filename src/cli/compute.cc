@@ -32,11 +32,16 @@ void add_compute_options(CLI::App& command, ComputeOptions& o) {
 
 Result<LoadedModel> load_model(const std::filesystem::path& folder, const ComputeOptions& compute,
                                model::ModelOptions options) {
+  FATHOM_ASSIGN(auto checkpoint, checkpoint::Checkpoint::open(folder));
+  return load_model(std::move(checkpoint), compute, options);
+}
+
+Result<LoadedModel> load_model(checkpoint::Checkpoint checkpoint, const ComputeOptions& compute,
+                               model::ModelOptions options) {
   const auto numerics = ops::numerics_by_name(compute.numerics);
   if (!numerics) return fail(Code::kInvalid, "--numerics {}: float, official or official-bf16", compute.numerics);
   options.numerics = *numerics;
   FATHOM_ASSIGN(auto backend, make_backend(compute));
-  FATHOM_ASSIGN(auto checkpoint, checkpoint::Checkpoint::open(folder));
   LoadedModel m{.checkpoint = std::move(checkpoint), .backend = std::move(backend), .model = nullptr};
   FATHOM_ASSIGN(m.model, model::Model::load(m.checkpoint, *m.backend, options));
   return m;

@@ -36,6 +36,8 @@ struct LoadedModel {
 
 // options.numerics of `model` is set from `compute`. Errors: those of opening and loading; kInvalid for a device,
 // backend or combination that does not exist.
+Result<LoadedModel> load_model(checkpoint::Checkpoint checkpoint, const ComputeOptions& compute,
+                               model::ModelOptions model);
 Result<LoadedModel> load_model(const std::filesystem::path& folder, const ComputeOptions& compute,
                                model::ModelOptions model);
 

@@ -153,5 +153,21 @@ TEST_F(Cli, EvalOfPlainTextInWindowsAndItsErrors) {
   fails(write("worse.jsonl", "{"), "line 1");
 }
 
+TEST_F(Cli, BenchMeasuresAndPlots) {
+  const std::string plot = (dir_ / "plot.svg").string();
+  const Outcome o = fathom({"bench", kRoot + "/tests/data/models/micro-random", "--prefill", "8", "--context", "1,300",
+                            "--batch", "1,2", "--steps", "2", "--json", "--svg", plot});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const Json j = Json::parse(o.out);
+  ASSERT_EQ(j["rows"].size(), 5U);
+  for (const Json& row : j["rows"]) EXPECT_GT(row["tokens_per_second"].get<double>(), 0);
+  EXPECT_GT(j["rows"][1]["bytes_per_step"].get<double>(), 100'000);
+  EXPECT_GT(j["read_bandwidth"].get<double>(), 0);
+  EXPECT_THAT(read(plot), HasSubstr("batch 2"));
+  EXPECT_EQ(fathom({"bench", "--batch", "0"}).code, 2);
+  EXPECT_EQ(fathom({"bench", "x", "--synthetic", "v4-flash"}).code, 2);
+  EXPECT_THAT(fathom({"bench", "--synthetic", "v5"}).err, HasSubstr("v4-flash"));
+}
+
 }  // namespace
 }  // namespace fathom::cli

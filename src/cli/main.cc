@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   app.failure_message(usage_error);
   ExitCode exit;
   fathom::cli::add_run(app, exit);
+  fathom::cli::add_bench(app, exit);
   fathom::cli::add_logits(app, exit);
   fathom::cli::add_eval(app, exit);
   fathom::cli::add_inspect(app, exit);

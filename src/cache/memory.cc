@@ -16,11 +16,7 @@ void HostMemory::store(std::byte* to, const std::byte* from_host, std::size_t by
 }
 
 Result<ops::Buffer> BackendMemory::allocate(std::size_t bytes) { return backend_.allocate(bytes); }
-void BackendMemory::copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-  if (bounce_.size() < bytes) bounce_.resize(bytes);
-  backend_.copy_out(bounce_.data(), from, bytes);
-  backend_.copy_in(to, bounce_.data(), bytes);
-}
+void BackendMemory::copy(std::byte* to, const std::byte* from, std::size_t bytes) { backend_.copy(to, from, bytes); }
 void BackendMemory::fetch(std::byte* to_host, const std::byte* from, std::size_t bytes) {
   backend_.copy_out(to_host, from, bytes);
 }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
 #include "base/result.h"
 #include "ops/backend.h"
@@ -33,7 +32,7 @@ class HostMemory final : public Memory {
   void store(std::byte* to, const std::byte* from_host, std::size_t bytes) override;
 };
 
-// The memory of a backend, which outlives it. copy() goes through the host: a backend need not know how to do it.
+// The memory of a backend, which outlives it.
 class BackendMemory final : public Memory {
  public:
   explicit BackendMemory(ops::Backend& backend) : backend_(backend) {}
@@ -44,7 +43,6 @@ class BackendMemory final : public Memory {
 
  private:
   ops::Backend& backend_;
-  std::vector<std::byte> bounce_;
 };
 
 }  // namespace fathom::cache

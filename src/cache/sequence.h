@@ -26,7 +26,8 @@ class Sequence {
   Result<> reserve(std::int32_t tokens);
   // After a step that ran `tokens` tokens.
   void advance(std::int32_t tokens) { length_ += tokens; }
-  // Forgets the last tokens, at most the layout's rollback since the furthest the sequence has been. For drafts not taken.
+  // Forgets the last tokens, at most the layout's rollback since the furthest the sequence has been. For drafts not
+  // taken.
   void take_back(std::int32_t tokens);
   // Starts over. Nothing is cleared, because positions alone say what is live.
   void restart() { length_ = 0; }

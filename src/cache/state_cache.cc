@@ -48,7 +48,11 @@ Result<std::unique_ptr<StateCache>> StateCache::create(const model::CacheLayout&
 
 StateCache::Found StateCache::find(std::string_view salt, Tokens tokens) const {
   const Match m = tree_.find(salt, tokens);
-  return {.memory = m.memory_length(), .disk = m.disk_length(), .shared = m.shared};
+  Found found{.memory = m.memory_length(), .disk = m.disk_length(), .shared = m.shared};
+  for (const Node* n = m.memory != nullptr ? m.memory->node : nullptr; n != nullptr && !n->is_root(); n = n->parent) {
+    found.pages_of_lanes += lanes_on_[static_cast<std::size_t>(n->page)] > 0 ? 1 : 0;
+  }
+  return found;
 }
 
 Result<std::unique_ptr<Lane>> StateCache::open(std::string_view salt, Tokens tokens) {

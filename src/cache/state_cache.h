@@ -107,9 +107,10 @@ class StateCache {
   ~StateCache();
 
   struct Found {
-    std::int32_t memory = 0;  // tokens that open() would not have to run
-    std::int32_t disk = 0;    // that it would not after load(), where that is more; else 0
-    std::int32_t shared = 0;  // first tokens that anything remembered has in common, restorable there or not
+    std::int32_t memory = 0;          // tokens that open() would not have to run
+    std::int32_t disk = 0;            // that it would not after load(), where that is more; else 0
+    std::int32_t shared = 0;          // first tokens that anything remembered has in common, restorable there or not
+    std::int32_t pages_of_lanes = 0;  // full pages of `memory` that some lane has anyway
   };
   Found find(std::string_view salt, std::span<const std::int32_t> tokens) const;
 

@@ -98,6 +98,19 @@ Result<Mat<const float>> Model::forward(std::span<const Chunk> chunks) {
   });
 }
 
+Result<Mat<const float>> Model::logits_of(Mat<const float> streams) {
+  FATHOM_CHECK(streams.rows <= options_.max_logit_rows, "rows of logits there is memory for");
+  const Mat<float> x = mat(logits_.data + logits_.rows * logits_.cols, streams.rows, config_.hidden);
+  const ActivationViews a = activations_.views().first(0);
+  const ForwardContext ctx = context();
+  const ops::Batch no_tokens;
+  const Forward step(ctx, a, no_tokens);
+  step.head_input(weights_.hc_head, weights_.norm, streams, x);
+  step.logits(x, logits_.slice(0, streams.rows));
+  FATHOM_TRY(backend_.finish());
+  return logits_.slice(0, streams.rows);
+}
+
 Result<Mat<const float>> Model::draft(std::span<const Chunk> chunks, Mat<const float> streams) {
   if (weights_.mtp.empty()) return fail(Code::kInvalid, "this checkpoint has no MTP block to draft with");
   FATHOM_TRY(check(chunks));

@@ -54,6 +54,10 @@ class Model {
   // The streams that the last forward() left, [tokens, C*d] in backend memory: what the MTP block drafts from.
   Mat<const float> streams() const { return last_streams_; }
 
+  // The logits of rows of such streams, [rows, C*d] in backend memory, kept from an earlier step: to the bit what
+  // forward() returned for them. At most max_logit_rows; valid until the next call. Errors: those of Backend::finish().
+  Result<Mat<const float>> logits_of(Mat<const float> streams);
+
   // The MTP block (model.md 10.1), over chunks whose ids are the tokens that FOLLOW each position: row i of `streams`
   // is the trunk state of the token at the chunk's position start + i, ids[i] the token after it; its logits predict
   // the one after that. The block keeps its own window in the same slots. streams has one row per token of the chunks,

@@ -43,6 +43,8 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual std::string_view name() const = 0;
+  // Whether its memory is the host's, to be read without copy_out().
+  virtual bool on_host() const { return false; }
 
   // Zeroed memory. Error: kExhausted, with the bytes asked for.
   virtual Result<Buffer> allocate(std::size_t bytes) = 0;

@@ -12,6 +12,7 @@ class CpuBackend final : public Backend {
   explicit CpuBackend(const CpuOptions& options) : pool_(options.threads > 0 ? options.threads : usable_cores()) {}
 
   std::string_view name() const override { return "cpu"; }
+  bool on_host() const override { return true; }
 
   Result<Buffer> allocate(std::size_t bytes) override { return allocate_host(bytes); }
   void copy_in(std::byte* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }

@@ -9,6 +9,7 @@ namespace {
 class RefBackend final : public Backend {
  public:
   std::string_view name() const override { return "ref"; }
+  bool on_host() const override { return true; }
 
   Result<Buffer> allocate(std::size_t bytes) override { return allocate_host(bytes); }
   void copy_in(std::byte* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }

@@ -172,7 +172,10 @@ void FakeModel::draft(const model::Chunk& chunk, std::span<const Hash> streams) 
   Hash want = chunk.ids.empty() ? 0 : streams[0];
   for (std::int32_t p = chunk.start - 1; p >= std::max(0, chunk.start - shape_.window + 1) && !chunk.ids.empty(); --p) {
     const Row row = window_row(l, chunk.slot, p);
-    if (is_cleared(row)) break;
+    if (is_cleared(row)) {
+      ++cleared_windows_;
+      break;
+    }
     expect(row.own == want, "the draft window", l, p, chunk.start);
     want = row.before;
   }

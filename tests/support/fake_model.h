@@ -41,6 +41,8 @@ class FakeModel {
 
   // The first complaint; empty while there is none.
   const std::string& error() const { return error_; }
+  // Times the draft block met a window that had been cleared.
+  std::uint64_t cleared_windows() const { return cleared_windows_; }
 
  private:
   struct Row {
@@ -60,6 +62,7 @@ class FakeModel {
   FakeShape shape_;
   model::CacheLayout layout_;
   std::string error_;
+  std::uint64_t cleared_windows_ = 0;
 };
 
 }  // namespace fathom::testing

@@ -1,0 +1,207 @@
+// One step of Core: what runs, what is chosen, what is kept.
+#include <algorithm>
+
+#include "base/check.h"
+#include "engine/core_state.h"
+
+namespace fathom::engine {
+
+bool Core::run_step() {
+  list_jobs();
+  share(jobs_, budget_, resources(), shares_);
+  for (const std::size_t i : shares_.preempt) preempt(*answers_[i]);
+  parts_.clear();
+  ids_.clear();
+  for (const Work& w : shares_.work) lay_out(w);
+  if (parts_.empty()) return !shares_.preempt.empty();
+  ++counters_.steps;
+  if (!run_remembered() || !run_chunks()) return true;
+  gather_streams();
+  keep_streams();
+  run_drafts();
+  if (broken_) return true;
+  for (Part& p : parts_) settle(p);
+  return true;
+}
+
+// Takes an answer into the step, where its pages can be had after all.
+bool Core::lay_out(const Work& work) {
+  Answer& a = *answers_[work.job];
+  Part part{.answer = &a, .start = a.lane->length(), .tokens = work.tokens, .drafts = work.drafts};
+  if (!cache_->reserve(*a.lane, work.tokens + work.drafts)) {
+    a.waits_for = "a page of the cache";
+    return false;
+  }
+  part.chooses = part.start + part.tokens == a.known();
+  FATHOM_CHECK(part.drafts == 0 || (part.chooses && part.tokens == 1),
+               "guesses follow the one token that is not yet run");
+  part.first_id = ids_.size();
+  const auto from = a.tokens.begin() + part.start;
+  ids_.insert(ids_.end(), from, from + part.tokens);
+  ids_.insert(ids_.end(), a.guesses.begin(), a.guesses.begin() + part.drafts);
+  parts_.push_back(part);
+  return true;
+}
+
+// Answers whose every token was remembered: what follows the last one is computed from its streams.
+bool Core::run_remembered() {
+  const std::int64_t width = runner_.facts().stream_width;
+  cache::Memory& memory = runner_.memory();
+  std::vector<Part*> asking;
+  for (Part& p : parts_) {
+    if (p.tokens == 0) asking.push_back(&p);
+  }
+  if (asking.empty()) return true;
+  // Not often, and not many: memory is taken when it is needed.
+  auto rows = memory.allocate(asking.size() * stream_bytes());
+  if (!rows) {
+    fail_all(rows.error());
+    return false;
+  }
+  for (std::size_t i = 0; i < asking.size(); ++i) {
+    memory.copy(rows->get() + i * stream_bytes(), asking[i]->answer->lane->extra(), stream_bytes());
+  }
+  const auto n = static_cast<std::int64_t>(asking.size());
+  const auto logits = runner_.logits_of(mat(reinterpret_cast<const float*>(rows->get()), n, width));
+  if (!logits) {
+    fail_all(logits.error());
+    return false;
+  }
+  for (std::int64_t i = 0; i < n; ++i) take_rows(*asking[static_cast<std::size_t>(i)], *logits, i);
+  return true;
+}
+
+bool Core::run_chunks() {
+  chunks_.clear();
+  std::int64_t stream = 0;
+  bool prompts = false;
+  for (Part& p : parts_) {
+    if (p.tokens == 0 || p.answer->lane == nullptr) continue;
+    p.ran = true;
+    const auto n = static_cast<std::size_t>(p.tokens + p.drafts);
+    cache::Lane& lane = *p.answer->lane;
+    const model::Rows rows = !p.chooses ? model::Rows::kNone : p.drafts == 0 ? model::Rows::kLast : model::Rows::kAll;
+    chunks_.push_back({.ids = std::span(ids_).subspan(p.first_id, n),
+                       .start = p.start,
+                       .slot = lane.slot(),
+                       .pages = lane.pages(),
+                       .logits = rows});
+    p.first_stream = stream;
+    stream += static_cast<std::int64_t>(n);
+    prompts = prompts || p.tokens > 1;
+  }
+  if (chunks_.empty()) return true;
+  const std::int64_t began = options_.clock_us();
+  const auto logits = runner_.forward(chunks_);
+  if (!logits) {
+    fail_all(logits.error());
+    return false;
+  }
+  if (!prompts)
+    policy_.saw_step(static_cast<std::int32_t>(stream), static_cast<double>(options_.clock_us() - began) * 1e-6);
+  std::int64_t row = 0;
+  for (Part& p : parts_) {
+    if (!p.ran) continue;
+    const std::int64_t rows = !p.chooses ? 0 : p.drafts == 0 ? 1 : p.tokens + p.drafts;
+    take_rows(p, *logits, row);
+    row += rows;
+  }
+  return true;
+}
+
+// Chooses the tokens that a part's rows of logits give: one, and one more for each guess that was right.
+void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
+  Answer& a = *part.answer;
+  part.kept = part.tokens;
+  a.last_step = counters_.steps;
+  a.progress_us = now_us_;
+  a.waits_for = "its turn";
+  a.served += static_cast<std::uint64_t>(part.tokens);
+  if (!a.asked->ended) ledger_.charge(a.asked->request.client, std::max(1, part.tokens));
+  if (part.start < a.prompt) counters_.prompt_tokens += static_cast<std::uint64_t>(part.tokens);
+  if (!part.chooses || a.done) return;
+
+  const std::vector<std::int32_t> guesses = std::exchange(a.guesses, {});
+  std::int32_t verified = 0;  // guesses after the first wrong one, or after the end, were run for nothing
+  std::int32_t accepted = 0;
+  for (std::int32_t i = 0; i <= part.drafts && !a.done; ++i) {
+    const bool early = a.chosen() < a.asked->request.min_tokens;
+    auto token = sampler_.sample(
+        {.logits = {logits.row(row + i), static_cast<std::size_t>(logits.cols)},
+         .params = early ? a.early : a.sampling,
+         .history = &a.history,
+         .index = a.chosen(),
+         .allowed = a.constraint != nullptr ? a.constraint->allowed() : std::span<const std::uint64_t>{}});
+    if (!token) {
+      end(*a.asked, pass_on(std::move(token)));
+      return;
+    }
+    const bool guessed = i < part.drafts;
+    const bool right = guessed && token->id == guesses[static_cast<std::size_t>(i)];
+    verified += guessed ? 1 : 0;
+    take_token(a, *std::move(token));
+    if (!right) break;
+    ++accepted;
+  }
+  part.kept = part.tokens + accepted;
+  policy_.saw_burst(verified, accepted);
+  a.asked->outcome.drafted_tokens += part.drafts;
+  a.asked->outcome.accepted_tokens += accepted;
+}
+
+void Core::take_token(Answer& a, Sampled token) {
+  Asked& asked = *a.asked;
+  a.tokens.push_back(token.id);
+  if (a.sampling.uses_history()) a.history.add_output(token.id);
+  if (a.constraint != nullptr) a.constraint->accept(token.id);
+  ++counters_.answer_tokens;
+  ++asked.outcome.completion_tokens;
+  if (asked.outcome.first_token_ms == 0)
+    asked.outcome.first_token_ms = static_cast<double>(options_.clock_us() - asked.submitted_us) / 1000;
+  const bool told_to_stop = asked.reply.token(a.choice, token) == Verdict::kStop;
+  const auto& stops = asked.request.stop_ids;
+  const bool stops_here = told_to_stop || std::find(stops.begin(), stops.end(), token.id) != stops.end();
+  if (!stops_here && a.known() < a.limit) return;
+  const Finish why = stops_here ? Finish::kStop : Finish::kLength;
+  a.done = true;
+  ledger_.leave(asked.request.client);
+  --asked.open;
+  asked.outcome.choices[static_cast<std::size_t>(a.choice)] = why;
+  asked.reply.choice_done(a.choice, why);
+}
+
+// The streams of each lane's last token, from which a restored one goes on.
+void Core::keep_streams() {
+  const Mat<const float> streams = runner_.streams();
+  for (const Part& p : parts_) {
+    if (p.kept == 0 || p.answer->lane == nullptr) continue;
+    const float* row = streams.data + (p.first_stream + p.kept - 1) * streams.ld;
+    runner_.memory().copy(p.answer->lane->extra(), reinterpret_cast<const std::byte*>(row), stream_bytes());
+  }
+}
+
+// After a step: the lane holds what was kept, remembers where it should, and an answer that is done gives it back.
+void Core::settle(Part& part) {
+  Answer& a = *part.answer;
+  if (a.lane == nullptr) return;  // its request ended within the step
+  const std::int32_t length = part.start + part.kept;
+  const auto ids =
+      std::span(a.tokens).subspan(static_cast<std::size_t>(part.start), static_cast<std::size_t>(part.kept));
+  cache_->advance(*a.lane, ids, drafting() ? std::max(0, length - 1) : a.lane->reach().drafted);
+  const bool cut = std::binary_search(a.cuts.begin(), a.cuts.end(), length);
+  if (cut && part.start < length) {
+    const auto& ends = a.asked->request.shared_ends;
+    const bool passing = length != a.prompt && std::find(ends.begin(), ends.end(), length) == ends.end() &&
+                         length % options_.passing_first == 0;
+    cache_->remember(*a.lane, passing ? cache::Keep::kPassing : cache::Keep::kUsual);
+  }
+  if (!a.done) return;
+  if (!cut) cache_->remember(*a.lane, cache::Keep::kUsual);
+  stop_running(a);
+  Asked& asked = *a.asked;
+  if (asked.open > 0 || asked.ended) return;
+  asked.outcome.total_ms = static_cast<double>(options_.clock_us() - asked.submitted_us) / 1000;
+  end(asked, asked.outcome);
+}
+
+}  // namespace fathom::engine

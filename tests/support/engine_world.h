@@ -1,0 +1,218 @@
+// A Core over a FakeRunner, a clock that the test moves, and a record of what requests were told and must be told.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/core.h"
+#include "support/fake_runner.h"
+
+namespace fathom::testing {
+
+using Tokens = std::vector<std::int32_t>;
+
+// What a request was told.
+struct Told {
+  std::map<std::int32_t, std::vector<engine::Sampled>> tokens;
+  std::map<std::int32_t, engine::Finish> finishes;
+  int ends = 0;
+  bool ok = false;
+  Error error;
+  engine::Outcome outcome;
+};
+
+class Recorder final : public engine::Sink {
+ public:
+  Recorder(std::shared_ptr<Told> told, std::function<bool(std::int32_t)> stop)
+      : told_(std::move(told)), stop_(std::move(stop)) {}
+  engine::Verdict token(std::int32_t choice, const engine::Sampled& token) override {
+    EXPECT_EQ(told_->ends, 0) << "a token after the end";
+    EXPECT_FALSE(told_->finishes.contains(choice)) << "a token after the choice's end";
+    told_->tokens[choice].push_back(token);
+    return stop_ && stop_(token.id) ? engine::Verdict::kStop : engine::Verdict::kGoOn;
+  }
+  void choice_done(std::int32_t choice, engine::Finish why) override { told_->finishes[choice] = why; }
+  void done(Result<engine::Outcome> outcome) override {
+    ++told_->ends;
+    told_->ok = outcome.has_value();
+    if (outcome) {
+      told_->outcome = *outcome;
+    } else {
+      told_->error = outcome.error();
+    }
+  }
+
+ private:
+  std::shared_ptr<Told> told_;  // read by the test after the engine has destroyed the sink
+  std::function<bool(std::int32_t)> stop_;
+};
+
+// Allows ids whose parity is that of the number of tokens chosen so far.
+class Parity final : public engine::Constraint {
+ public:
+  std::span<const std::uint64_t> allowed() override {
+    mask_ = n_ % 2 == 0 ? 0x5555555555555555ULL : 0xaaaaaaaaaaaaaaaaULL;
+    return {&mask_, 1};
+  }
+  void accept(std::int32_t id) override {
+    EXPECT_EQ(id % 2, n_ % 2);
+    ++n_;
+  }
+  std::unique_ptr<engine::Constraint> fresh() const override { return std::make_unique<Parity>(); }
+
+ private:
+  std::uint64_t mask_ = 0;
+  int n_ = 0;
+};
+
+struct AskedFor {
+  std::shared_ptr<Told> told = std::make_shared<Told>();
+  std::vector<Expected> expected;
+  engine::RequestId id = 0;
+  std::int32_t prompt = 0;
+  bool cancelled = false;
+};
+
+struct EngineWorld {
+  EngineWorld(const FakeRunnerOptions& runner_options, engine::CoreOptions core_options, std::int32_t pages,
+              unsigned seed)
+      : runner(runner_options), options(std::move(core_options)), rng(seed) {
+    options.clock_us = [this] { return clock; };
+    const std::size_t slot = runner.layout().slot_bytes + 64;
+    options.cache_bytes =
+        static_cast<std::size_t>(options.slots) * slot + static_cast<std::size_t>(pages) * runner.layout().page_bytes;
+    start();
+    while (texts.size() < 5) {
+      Tokens t = texts.empty() ? Tokens{} : texts[rng() % texts.size()];
+      t.resize(t.empty() ? 0 : rng() % t.size());
+      while (t.size() < 500) t.push_back(static_cast<std::int32_t>(rng() % 40));
+      texts.push_back(t);
+    }
+  }
+  void start() {
+    core.reset();
+    auto c = engine::Core::create(runner, options);
+    ASSERT_TRUE(c.has_value()) << c.error().what;
+    core = std::move(c).value();
+  }
+  std::int32_t position_limit() const {
+    return std::min(runner.facts().max_positions, core->cache().pages() * 128 - options.max_drafts - 1);
+  }
+
+  engine::Request random_request() {
+    engine::Request r;
+    r.prompt = texts[rng() % texts.size()];
+    r.prompt.resize(1 + rng() % (rng() % 3 == 0 ? 30 : r.prompt.size()));
+    r.max_tokens = static_cast<std::int32_t>(1 + rng() % (rng() % 8 == 0 ? 200 : 20));
+    r.n = rng() % 6 == 0 ? static_cast<std::int32_t>(1 + rng() % 4) : 1;
+    r.priority = static_cast<std::int32_t>(rng() % 3);
+    r.client = std::string(1, static_cast<char>('a' + rng() % 3));
+    r.salt = rng() % 8 == 0 ? "other" : "";
+    r.speculate = rng() % 4 != 0;
+    if (rng() % 2 == 0) r.stop_ids = {static_cast<std::int32_t>(rng() % 40)};
+    if (rng() % 4 == 0) r.min_tokens = static_cast<std::int32_t>(rng() % 10);
+    if (rng() % 4 == 0) r.shared_ends = {static_cast<std::int32_t>(rng() % 300)};
+    if (rng() % 6 == 0) r.constraint = std::make_unique<Parity>();
+    engine::SamplingParams& s = r.sampling;
+    s.temperature = std::array{0.0F, 0.7F, 1.5F}[rng() % 3];
+    s.seed = rng();
+    if (rng() % 3 == 0) s.top_k = 5;
+    if (rng() % 3 == 0) s.top_p = 0.9F;
+    if (rng() % 4 == 0) s.repetition_penalty = 1.2F;
+    if (rng() % 4 == 0) s.frequency_penalty = 0.3F;
+    if (rng() % 3 == 0) {
+      s.logprobs = true;
+      s.top_logprobs = static_cast<std::int32_t>(rng() % 4);
+    }
+    return r;
+  }
+
+  void ask(engine::Request r) {
+    AskedFor a;
+    std::function<bool(std::int32_t)> stop;
+    if (rng() % 6 == 0) stop = [](std::int32_t id) { return id == 7; };
+    r.sink = std::make_unique<Recorder>(a.told, stop);
+    a.prompt = static_cast<std::int32_t>(r.prompt.size());
+    if (const auto valid = core->validate(r); !valid) {
+      EXPECT_EQ(valid.error().code, Code::kExhausted) << valid.error().what;
+      return;
+    }
+    for (std::int32_t c = 0; c < r.n; ++c)
+      a.expected.push_back(fathom::testing::expected(runner, r, c, position_limit(), stop));
+    a.id = next_id++;
+    if (const auto accepted = core->submit(a.id, std::move(r)); !accepted) {
+      EXPECT_EQ(accepted.error().code, Code::kExhausted);
+      return;
+    }
+    asked.push_back(std::move(a));
+  }
+
+  void step() {
+    clock += 1000;
+    core->step();
+    ++events;
+    const auto ok = core->check();
+    ASSERT_TRUE(ok.has_value()) << ok.error().what;
+    ASSERT_EQ(runner.error(), "");
+  }
+
+  // Until all is answered.
+  void finish() {
+    for (int i = 0; core->requests() > 0; ++i) {
+      ASSERT_LT(i, 200'000) << "requests that are never answered";
+      step();
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+  }
+
+  // Everything that was told is what must be told.
+  void verify() {
+    for (const AskedFor& a : asked) {
+      ASSERT_EQ(a.told->ends, 1) << "request " << a.id;
+      const bool fails = std::any_of(a.expected.begin(), a.expected.end(), [](const Expected& e) { return e.fails; });
+      if (a.told->ok) {
+        EXPECT_FALSE(fails);
+        EXPECT_EQ(a.told->outcome.prompt_tokens, a.prompt);
+        EXPECT_LE(a.told->outcome.cached_tokens, a.prompt);
+        EXPECT_LE(a.told->outcome.accepted_tokens, a.told->outcome.drafted_tokens);
+        std::size_t completion = 0;
+        for (const auto& [c, tokens] : a.told->tokens) completion += tokens.size();
+        EXPECT_EQ(static_cast<std::size_t>(a.told->outcome.completion_tokens), completion);
+      } else if (!a.cancelled) {
+        EXPECT_TRUE(fails) << a.told->error.what;
+      }
+      for (std::size_t c = 0; c < a.expected.size(); ++c) {
+        const auto& got = a.told->tokens[static_cast<std::int32_t>(c)];
+        const auto& want = a.expected[c].tokens;
+        ASSERT_LE(got.size(), want.size()) << "request " << a.id;
+        for (std::size_t i = 0; i < got.size(); ++i)
+          ASSERT_EQ(got[i], want[i]) << "request " << a.id << " choice " << c << " token " << i;
+        if (!a.told->ok) continue;
+        ASSERT_EQ(got.size(), want.size()) << "request " << a.id << " choice " << c;
+        EXPECT_EQ(a.told->finishes.at(static_cast<std::int32_t>(c)), a.expected[c].finish);
+      }
+      events += static_cast<std::uint64_t>(a.told->tokens.size());
+    }
+    asked.clear();
+  }
+
+  FakeRunner runner;
+  engine::CoreOptions options;
+  std::mt19937 rng;
+  std::int64_t clock = 1'000'000;
+  std::unique_ptr<engine::Core> core;
+  std::vector<Tokens> texts;
+  std::vector<AskedFor> asked;
+  engine::RequestId next_id = 1;
+  std::uint64_t events = 0;
+};
+
+}  // namespace fathom::testing

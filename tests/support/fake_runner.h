@@ -1,0 +1,76 @@
+// FakeRunner: a FakeModel as the engine's runner, with logits that follow from the tokens by hashing, and a draft block
+// that guesses them mostly right. What a request must get is then known without any engine: expected().
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "engine/request.h"
+#include "engine/runner.h"
+#include "support/fake_model.h"
+
+namespace fathom::testing {
+
+struct FakeRunnerOptions {
+  FakeShape shape;
+  std::int32_t vocab = 40;
+  std::int32_t max_positions = 4096;
+  std::int32_t step_tokens = 64;
+  std::int32_t logit_rows = 64;
+  std::int32_t percent_right = 70;  // of the guesses
+};
+
+class FakeRunner final : public engine::Runner {
+ public:
+  explicit FakeRunner(const FakeRunnerOptions& options = {});
+
+  const engine::RunnerFacts& facts() const override { return facts_; }
+  const model::CacheLayout& layout() const override { return model_.layout(); }
+  cache::Memory& memory() override { return memory_; }
+  Result<Mat<const float>> forward(std::span<const model::Chunk> chunks) override;
+  Result<Mat<const float>> draft(std::span<const model::Chunk> chunks, Mat<const float> streams) override;
+  Result<Mat<const float>> logits_of(Mat<const float> streams) override;
+  Mat<const float> streams() const override { return {streams_.data(), rows_, 2, 2}; }
+  Mat<const float> draft_streams() const override { return {draft_streams_.data(), draft_rows_, 2, 2}; }
+
+  // The logits after tokens with this hash.
+  void logits(FakeModel::Hash hash, std::span<float> out) const;
+
+  const std::string& error() const { return model_.error(); }
+  // Times the draft block met a window that had been cleared.
+  std::uint64_t cleared_windows() const { return model_.cleared_windows(); }
+  std::uint64_t steps = 0;
+  std::uint64_t tokens = 0;
+  std::int32_t most_tokens = 0;  // of any step
+  std::function<void(std::span<const model::Chunk>)> before_forward;
+  std::function<void(FakeModel::Hash, std::span<float>)> spoil;  // changes a row of logits
+  bool fail_next = false;
+
+ private:
+  Mat<const float> rows() const {
+    return {logits_.data(), static_cast<std::int64_t>(logits_.size()) / facts_.vocab, facts_.vocab, facts_.vocab};
+  }
+  void add_row(FakeModel::Hash hash);
+  Result<> check(std::span<const model::Chunk> chunks) const;
+
+  FakeRunnerOptions options_;
+  FakeModel model_;
+  cache::HostMemory memory_;
+  engine::RunnerFacts facts_;
+  std::vector<float> streams_;
+  std::vector<float> draft_streams_;
+  std::vector<float> logits_;
+  std::int64_t rows_ = 0;
+  std::int64_t draft_rows_ = 0;
+};
+
+// What a choice of a request gets, computed with the sampler alone.
+struct Expected {
+  std::vector<engine::Sampled> tokens;
+  engine::Finish finish = engine::Finish::kLength;
+  bool fails = false;  // the sampler refuses a row
+};
+Expected expected(const FakeRunner& runner, const engine::Request& request, std::int32_t choice,
+                  std::int32_t position_limit, const std::function<bool(std::int32_t)>& stop = {});
+
+}  // namespace fathom::testing

@@ -1,6 +1,7 @@
 #include "base/memory.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <fstream>
 #include <optional>
@@ -36,21 +37,33 @@ std::optional<std::uint64_t> number_file(const std::string& path) {
   return number_in(line);  // "max" has no number
 }
 
-// The tightest limit of this process's cgroup (version 2) and those above it, and what is left of it.
-void apply_cgroup(MachineMemory& m) {
-  std::ifstream in("/proc/self/cgroup");
-  std::string line;
-  if (!std::getline(in, line) || !line.starts_with("0::")) return;
-  const std::string root = "/sys/fs/cgroup";
-  for (std::string group = line.substr(3); !group.empty() && group != "/"; group.resize(group.rfind('/'))) {
-    const auto limit = number_file(root + group + "/memory.max");
+// How the two versions of cgroups call the same things.
+struct CgroupFiles {
+  const char* root;
+  const char* limit;
+  const char* used;
+  std::array<std::string_view, 2> cache;  // keys of memory.stat: page cache, which is given back when asked for
+};
+constexpr CgroupFiles kVersion2 = {
+    "/sys/fs/cgroup", "memory.max", "memory.current", {"inactive_file ", "active_file "}};
+constexpr CgroupFiles kVersion1 = {"/sys/fs/cgroup/memory",
+                                   "memory.limit_in_bytes",
+                                   "memory.usage_in_bytes",
+                                   {"total_inactive_file ", "total_active_file "}};
+
+// The tightest limit of a group and those above it, and what is left of it.
+void apply_group(MachineMemory& m, const CgroupFiles& files, std::string group) {
+  for (; group.size() > 1; group.resize(group.rfind('/'))) {
+    const std::string folder = files.root + group + "/";
+    const auto limit = number_file(folder + files.limit);
     if (!limit) continue;
-    const std::uint64_t used = number_file(root + group + "/memory.current").value_or(0);
-    // The group's page cache is counted as used, but given back when asked for.
-    std::ifstream stat(root + group + "/memory.stat");
+    const std::uint64_t used = number_file(folder + files.used).value_or(0);
+    std::ifstream stat(folder + "memory.stat");
     std::uint64_t cache = 0;
-    for (std::string s; std::getline(stat, s);) {
-      if (s.starts_with("inactive_file ") || s.starts_with("active_file ")) cache += number_in(s).value_or(0);
+    for (std::string line; std::getline(stat, line);) {
+      for (const std::string_view key : files.cache) {
+        if (line.starts_with(key)) cache += number_in(std::string_view(line).substr(key.size())).value_or(0);
+      }
     }
     m.total_bytes = std::min(m.total_bytes, *limit);
     const std::uint64_t held = used - std::min(used, cache);
@@ -58,11 +71,25 @@ void apply_cgroup(MachineMemory& m) {
   }
 }
 
+// Lines "id:controllers:group"; version 2 has no controllers.
+void apply_cgroups(MachineMemory& m) {
+  std::ifstream in("/proc/self/cgroup");
+  for (std::string line; std::getline(in, line);) {
+    const std::size_t first = line.find(':');
+    const std::size_t second = first == std::string::npos ? first : line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (controllers.empty()) apply_group(m, kVersion2, line.substr(second + 1));
+    if ((',' + controllers + ',').find(",memory,") != std::string::npos)
+      apply_group(m, kVersion1, line.substr(second + 1));
+  }
+}
+
 }  // namespace
 
 MachineMemory machine_memory() {
   MachineMemory m{proc_bytes("/proc/meminfo", "MemTotal:"), proc_bytes("/proc/meminfo", "MemAvailable:")};
-  apply_cgroup(m);
+  apply_cgroups(m);
   return m;
 }
 

@@ -1,8 +1,8 @@
 #include "checkpoint/content.h"
 
 #include <atomic>
-#include <bit>
 #include <cstring>
+#include <limits>
 
 #include "checkpoint/checkpoint.h"
 
@@ -27,17 +27,49 @@ Bad scan(std::span<const std::byte> bytes, const IsBad& is_bad) {
   return bad;
 }
 
+// As scan() of T, eight bytes at a time: an element is bad where its exponent field is all ones, that is, where adding
+// one at the field's lowest bit carries out of it. E8M0 is all field: its top bit must be set besides.
+template <class T, class IsBad>
+Bad scan_words(std::span<const std::byte> bytes, std::uint64_t field, std::uint64_t carry, bool all_field,
+               const IsBad& is_bad) {
+  Bad bad;
+  const std::size_t whole = bytes.size() / 8 * 8;
+  const std::uint64_t top = field + carry;  // the bit the carry lands in, of every element
+  const auto add = [&](std::size_t from, std::size_t n) {
+    const Bad some = scan<T>(bytes.subspan(from, n), is_bad);
+    if (bad.count == 0) bad.first = static_cast<std::int64_t>(from / sizeof(T)) + some.first;
+    bad.count += some.count;
+  };
+  for (std::size_t at = 0; at < whole; at += 8) {
+    std::uint64_t w = 0;
+    std::memcpy(&w, bytes.data() + at, 8);
+    std::uint64_t hit = ((w & field) + carry) & top;
+    if (all_field) hit &= w;
+    if (hit != 0) add(at, 8);
+  }
+  if (whole < bytes.size()) add(whole, bytes.size() - whole);
+  return bad;
+}
+
 // `scale`: the values multiply weights and must be positive.
 Bad scan_values(DType dtype, std::span<const std::byte> bytes, bool scale) {
+  constexpr std::uint64_t kBytes = 0x0101010101010101ULL;
+  constexpr std::uint64_t kHalves = 0x0001000100010001ULL;
+  constexpr std::uint64_t kWords = 0x0000000100000001ULL;
   switch (dtype) {
-    case DType::kF8E8M0: return scan<std::uint8_t>(bytes, [](std::uint8_t v) { return v == 255; });
-    case DType::kF8E4M3: return scan<std::uint8_t>(bytes, [](std::uint8_t v) { return (v & 0x7fU) == 0x7fU; });
-    case DType::kBf16: return scan<std::uint16_t>(bytes, [](std::uint16_t v) { return (v & 0x7f80U) == 0x7f80U; });
+    case DType::kF8E8M0:
+      return scan_words<std::uint8_t>(bytes, 0x7f * kBytes, kBytes, true, [](std::uint8_t v) { return v == 255; });
+    case DType::kF8E4M3:
+      return scan_words<std::uint8_t>(bytes, 0x7f * kBytes, kBytes, false,
+                                      [](std::uint8_t v) { return (v & 0x7fU) == 0x7fU; });
+    case DType::kBf16:
+      return scan_words<std::uint16_t>(bytes, 0x7f80 * kHalves, 0x80 * kHalves, false,
+                                       [](std::uint16_t v) { return (v & 0x7f80U) == 0x7f80U; });
     case DType::kF32:
-      return scan<std::uint32_t>(bytes, [scale](std::uint32_t v) {
-        return (v & 0x7f800000U) == 0x7f800000U || (scale && std::bit_cast<float>(v) <= 0.0F);
-      });
-    case DType::kFp4x2:
+      if (scale) return scan<float>(bytes, [](float v) { return !(v > 0 && v <= std::numeric_limits<float>::max()); });
+      return scan_words<std::uint32_t>(bytes, 0x7f800000 * kWords, 0x800000 * kWords, false,
+                                       [](std::uint32_t v) { return (v & 0x7f800000U) == 0x7f800000U; });
+    case DType::kFp4x2:  // has no NaN
     case DType::kI32:
     case DType::kI64: return {};
   }

@@ -109,7 +109,13 @@ std::uint64_t workspace_bytes(const ModelConfig& c, std::int32_t tokens, std::in
                            5 * c.head_dim + 4 * c.index_dim + std::int64_t{c.index_heads} * (c.index_dim + 1) +
                            c.index_topk + c.routed_experts + 2 * c.active_experts + 2 * c.rope_dim +
                            c.streams * (c.streams + 1) + 3;
-  return static_cast<std::uint64_t>(4 * (tokens * row + rows * (std::int64_t{c.vocab} + d)));
+  // What the largest single operation needs besides: its input rows packed and padded, and a wave of experts.
+  constexpr std::int64_t kPadding = 1152;
+  constexpr std::int64_t kWave = 256;
+  const std::int64_t wave = std::min<std::int64_t>(kWave, std::int64_t{tokens} * (c.active_experts + 1));
+  const std::int64_t experts = 2 * tokens * (d + kPadding) + wave * (2 * (c.expert_inner + kPadding) + d);
+  const std::int64_t scratch = std::max(tokens * (heads + kPadding), experts);
+  return static_cast<std::uint64_t>(4 * (tokens * row + rows * (std::int64_t{c.vocab} + d) + scratch));
 }
 
 Plan make_plan(const ModelConfig& config, const Inventory& inventory, const PlanRequest& request) {

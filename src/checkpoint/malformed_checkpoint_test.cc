@@ -477,6 +477,8 @@ struct ValueCase {
   const char* error;
 };
 
+void PrintTo(const ValueCase& c, std::ostream* out) { *out << c.tensor; }
+
 class MalformedValues : public testing::TestWithParam<ValueCase> {};
 
 TEST_P(MalformedValues, AreFound) {
@@ -509,6 +511,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         ValueCase{"layers.0.ffn.experts.1.w2.scale", "\xff",
                   "1 such elements, the first at 511, expected no E8M0 code 255"},
+        ValueCase{"layers.0.attn.wq_b.scale", "\xff", "1 such elements, the first at 1, expected no E8M0 code 255"},
         ValueCase{"layers.1.attn.wq_a.weight", "\x7f\xff",
                   "2 such elements, the first at 16382, expected no E4M3 code 0x7F or 0xFF"},
         ValueCase{"norm.weight", std::string("\xc0\x7f", 2), "expected finite values"},

@@ -2,9 +2,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 
+#include "checkpoint/test_files.h"
 #include "checkpoint/writer.h"
 
 namespace fathom::checkpoint {
@@ -54,6 +58,21 @@ TEST(Safetensors, LeavesNothingBehindWhenWritingFails) {
   const auto device = write_safetensors("/dev/null", {t});
   ASSERT_FALSE(device);
   EXPECT_EQ(device.error().code, Code::kInvalid);
+}
+
+// A limit on the size of files stands in for a full disk.
+TEST(Safetensors, FullDiskIsAnErrorAndLeavesNothing) {
+  const Folder folder("full");
+  const auto write_too_much = [&] {
+    const rlimit limit = {4096, 4096};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0 || std::signal(SIGXFSZ, SIG_IGN) == SIG_ERR) ::_exit(2);
+    const std::vector<std::byte> bytes(1 << 20);
+    const auto r = write_safetensors(folder.path() / "x.safetensors", {{"t", DType::kF8E4M3, {1 << 20}, bytes}});
+    if (r || r.error().code != Code::kExhausted || !std::filesystem::is_empty(folder.path())) ::_exit(1);
+    fmt::print(stderr, "{}\n", r.error().what);
+    ::_exit(0);
+  };
+  EXPECT_EXIT(write_too_much(), testing::ExitedWithCode(0), "x.safetensors: cannot write: File too large");
 }
 
 }  // namespace

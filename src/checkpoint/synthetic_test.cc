@@ -8,6 +8,7 @@
 #include <set>
 
 #include "checkpoint/content.h"
+#include "checkpoint/random_weights.h"
 #include "checkpoint/test_files.h"
 #include "quant/bf16.h"
 #include "quant/e2m1.h"
@@ -123,6 +124,43 @@ TEST(Synthetic, MatricesKeepTheSizeOfWhatGoesThrough) {
       EXPECT_LT(gain, 4.0) << name << " " << module;
     }
   }
+}
+
+// Beyond what one piece (1 MiB) and one write (64 MiB) hold.
+TEST(Synthetic, LargeTensorsAreTheSameOnDisk) {
+  SyntheticSpec spec = small("v4-flash");
+  spec.config = *shrunk(spec.config, 1, 6);
+  spec.config.vocab = 17001;
+  spec.config.hidden = 2048;
+  const Folder folder("large");
+  std::filesystem::remove(folder.path());
+  ThreadPool pool(2);
+  const auto wrote = write_synthetic(spec, folder.path(), pool);
+  ASSERT_TRUE(wrote) << wrote.error().what;
+  auto memory = synthesize(spec, pool);
+  auto disk = Checkpoint::open(folder.path());
+  ASSERT_TRUE(memory && disk);
+  EXPECT_GT(disk->find("embed.weight")->bytes.size(), std::size_t{64} << 20);
+  expect_same(*memory, *disk);
+}
+
+TEST(Synthetic, AnyStretchCanBeMadeAlone) {
+  const SyntheticSpec spec = small();
+  const NormalTable normal;
+  std::set<DType> seen;
+  for_each_stored(spec.config, spec.storage, [&](const Slot& slot, const StoredTensor& stored) {
+    if (!seen.insert(stored.dtype).second) return;
+    const RandomWeights weights(spec.config, slot, stored, 1, normal);
+    std::vector<std::byte> whole(1003);
+    weights.fill(0, whole);
+    std::vector<std::byte> parts(whole.size());
+    const std::span<std::byte> out(parts);
+    weights.fill(504, out.subspan(504));
+    weights.fill(0, out.first(504));
+    EXPECT_EQ(whole, parts) << stored.name;
+    EXPECT_FALSE(std::equal(whole.begin(), whole.begin() + 400, whole.begin() + 504)) << stored.name;
+  });
+  EXPECT_EQ(seen.size(), 6U);
 }
 
 TEST(Synthetic, SeedAndNameDecide) {

@@ -247,7 +247,7 @@ Result<> write_synthetic(const SyntheticSpec& spec, const std::filesystem::path&
       FATHOM_TRY(file.extend(shards[i].bytes));
       maker.report(shards[i].bytes);
     }
-    FATHOM_TRY(file.commit());
+    FATHOM_TRY(file.commit(/*durable=*/payload == Payload::kRandom));
   }
   FATHOM_TRY(write_text_file(folder / "config.json", to_json(spec.config)));
   return write_text_file(folder / "model.safetensors.index.json", index_text(shards, maker.all()));

@@ -87,9 +87,9 @@ Result<> AtomicFile::extend(std::uint64_t bytes) {
   return {};
 }
 
-Result<> AtomicFile::commit() {
+Result<> AtomicFile::commit(bool durable) {
   // A full disk may only show here.
-  if (::fsync(fd_) != 0) return fail_errno(target_, "write to disk");
+  if (durable && ::fsync(fd_) != 0) return fail_errno(target_, "write to disk");
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) return fail_errno(target_, "rename into place");
   ::close(std::exchange(fd_, -1));
   return {};

@@ -41,7 +41,8 @@ class AtomicFile {
   // Errors of all three: kExhausted (disk full, file size limit), kInternal (other failures of the disk).
   Result<> write(std::span<const std::byte> bytes);
   Result<> extend(std::uint64_t bytes);  // as many zeros that take no room on disk; only commit() may follow
-  Result<> commit();
+  // `durable`: on disk before it has its name, so that not even a power failure leaves half a file there.
+  Result<> commit(bool durable = true);
 
  private:
   AtomicFile() = default;

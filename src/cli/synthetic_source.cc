@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "checkpoint/geometry.h"
+#include "cli/progress.h"
 
 namespace fathom::cli {
 
@@ -31,6 +32,12 @@ Result<checkpoint::SyntheticSpec> synthetic_spec(const SyntheticSource& source) 
   FATHOM_ASSIGN(const checkpoint::ModelConfig config,
                 checkpoint::shrunk(geometry->config, source.layers, source.experts));
   return checkpoint::SyntheticSpec{config, geometry->storage, source.seed};
+}
+
+Result<checkpoint::Checkpoint> make_synthetic(const SyntheticSource& source, ThreadPool& pool) {
+  FATHOM_ASSIGN(const checkpoint::SyntheticSpec spec, synthetic_spec(source));
+  ProgressBar bar("random weights", ProgressUnit::kBytes);
+  return checkpoint::synthesize(spec, pool, [&](std::uint64_t done, std::uint64_t all) { bar.update(done, all); });
 }
 
 }  // namespace fathom::cli

@@ -134,7 +134,7 @@ class CheckpointBuilder {
     const bool gate_up = official.merged == Merged::kGateUp;
     const std::int64_t parts = gate_up ? 2 : 1;
     if (t.shape.size() != 3 || t.shape[0] != c_.config_.routed_experts || t.shape[1] % parts != 0 ||
-        (gate_up && t.dtype == DType::kF8E4M3 && t.shape[1] % (2 * 128) != 0)) {
+        (gate_up && t.dtype == DType::kF8E4M3 && t.shape[1] % 256 != 0)) {
       c_.problems_.add(
           {c_.files_[file].name, t.name, to_string(t.shape),
            fmt::format("[{}, {}, ...], the rows of all {} experts{}", c_.config_.routed_experts, gate_up ? "2I" : "d",

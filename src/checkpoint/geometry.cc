@@ -14,8 +14,8 @@ constexpr std::array<std::string_view, 5> kNames = {"v4-flash", "v4-pro", "v4-fl
 
 // The first two layers, then 4 and 128 in turn.
 std::vector<std::int32_t> schedule(std::int32_t layers, std::int32_t first_two) {
-  std::vector<std::int32_t> ratios;
-  for (std::int32_t l = 0; l < layers; ++l) ratios.push_back(l < 2 ? first_two : l % 2 == 0 ? 4 : 128);
+  std::vector<std::int32_t> ratios(static_cast<std::size_t>(layers), first_two);
+  for (std::size_t l = 2; l < ratios.size(); ++l) ratios[l] = l % 2 == 0 ? 4 : 128;
   return ratios;
 }
 

@@ -46,7 +46,7 @@ std::int64_t key_bytes(const ModelConfig& c, CacheFormat f) {
 
 // Compressor state, f32 values and scores: ratio 4 keeps two blocks of two streams, ratio 128 one block of one.
 std::int64_t state_bytes(std::int64_t ratio, std::int64_t dim) {
-  return ratio == 4 ? 2 * 4 * 2 * dim * 2 * 4 : ratio * dim * 2 * 4;
+  return ratio == 4 ? std::int64_t{2 * 4 * 2 * 2 * 4} * dim : std::int64_t{2 * 4} * ratio * dim;
 }
 
 double expected_experts(const ModelConfig& c, std::int32_t tokens) {
@@ -106,14 +106,15 @@ std::uint64_t workspace_bytes(const ModelConfig& c, std::int32_t tokens, std::in
   // Two sets of streams and two of projections of them, sub-layer input and output and the draft's two, heads in and
   // out, the low ranks, compressor and indexer inputs, routing.
   const std::int64_t row = 4 * streams + 4 * d + 2 * heads + c.q_rank + std::int64_t{c.o_groups} * c.o_rank +
-                           5 * c.head_dim + 4 * c.index_dim + std::int64_t{c.index_heads} * (c.index_dim + 1) +
-                           c.index_topk + c.routed_experts + 2 * c.active_experts + 2 * c.rope_dim +
-                           c.streams * (c.streams + 1) + 3;
+                           5 * std::int64_t{c.head_dim} + 4 * std::int64_t{c.index_dim} +
+                           std::int64_t{c.index_heads} * (c.index_dim + 1) + c.index_topk + c.routed_experts +
+                           2 * (std::int64_t{c.active_experts} + c.rope_dim) +
+                           std::int64_t{c.streams} * (c.streams + 1) + 3;
   // What the largest single operation needs besides: its input rows packed and padded, and a wave of experts.
   constexpr std::int64_t kPadding = 1152;
   constexpr std::int64_t kWave = 256;
   const std::int64_t wave = std::min<std::int64_t>(kWave, std::int64_t{tokens} * (c.active_experts + 1));
-  const std::int64_t experts = 2 * tokens * (d + kPadding) + wave * (2 * (c.expert_inner + kPadding) + d);
+  const std::int64_t experts = std::int64_t{2} * tokens * (d + kPadding) + wave * (2 * (c.expert_inner + kPadding) + d);
   const std::int64_t scratch = std::max(tokens * (heads + kPadding), experts);
   return static_cast<std::uint64_t>(4 * (tokens * row + rows * (std::int64_t{c.vocab} + d) + scratch));
 }
@@ -124,7 +125,12 @@ Plan make_plan(const ModelConfig& config, const Inventory& inventory, const Plan
   const std::uint64_t sequence = request.one_sequence_bytes;
   Plan p;
   p.weight_bytes = (inventory.split_bytes + n - 1) / n + inventory.replicated_bytes;
-  p.sequence_bytes = static_cast<std::uint64_t>(request.sequences) * sequence;
+  // Geometries and requests may be absurd; what overflows fits nowhere.
+  constexpr std::uint64_t kAbsurd = std::uint64_t{1} << 62;
+  if (__builtin_mul_overflow(static_cast<std::uint64_t>(request.sequences), sequence, &p.sequence_bytes)) {
+    p.sequence_bytes = kAbsurd;
+  }
+  p.sequence_bytes = std::min(p.sequence_bytes, kAbsurd);
   p.workspace_bytes = request.workspace_bytes;
   p.reserve_bytes = d.reserve_bytes;
   const std::uint64_t standing = p.weight_bytes + p.workspace_bytes + p.reserve_bytes;

@@ -151,6 +151,17 @@ TEST(Plan, SaysWhetherFlashFits) {
   EXPECT_FALSE(make_plan(g.config, i, r).fits);
 }
 
+TEST(Plan, AbsurdRequestsDoNotFit) {
+  const Geometry g = *published("v4-flash");
+  PlanRequest r;
+  r.sequences = 1 << 20;
+  r.one_sequence_bytes = std::uint64_t{1} << 50;
+  r.device = *parse_device("b300x8");
+  const Plan p = make_plan(g.config, take_inventory(g.config, g.storage), r);
+  EXPECT_FALSE(p.fits);
+  EXPECT_EQ(p.most_sequences, 0);
+}
+
 TEST(Plan, SpeedIsBandwidthOverBytes) {
   const Geometry g = *published("v4-flash");
   const Inventory i = take_inventory(g.config, g.storage);

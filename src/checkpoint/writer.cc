@@ -137,6 +137,7 @@ Result<> write_safetensors(const std::filesystem::path& path, std::vector<OutTen
     return sa != sb ? sa > sb : a.name < b.name;
   });
   std::vector<std::string_view> names;
+  names.reserve(tensors.size());
   for (const OutTensor& t : tensors) names.push_back(t.name);
   std::sort(names.begin(), names.end());
   if (const auto twice = std::adjacent_find(names.begin(), names.end()); twice != names.end()) {

@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <limits>
 
 #include "ops/simd/decode-inl.h"
 #include "quant/block.h"
@@ -22,16 +23,16 @@ HWY_INLINE void decode_fp8(Bytes codes, std::int64_t n, float scale, float* x) {
   const hn::Rebind<std::int16_t, D> d16;
   const hn::Rebind<hwy::float16_t, D> df16;
   const auto keep = hn::Set(d16, static_cast<std::int16_t>(0xbf80));
-  const auto nan_code = hn::Set(d16, std::int16_t{0x3f80});
-  const auto nan = hn::Set(d16, std::int16_t{0x7e00});
-  const auto factor = hn::Set(D(), scale * (1.0F / Fp8Format::kUnit));
+  const auto nan_value = hn::Set(D(), 480 * Fp8Format::kUnit);  // what the NaN codes look like as f16
+  const auto nan = hn::Set(D(), std::numeric_limits<float>::quiet_NaN());
+  const auto unit = hn::Set(D(), 1.0F / Fp8Format::kUnit);
   std::int64_t i = 0;
   for (; i + kWidth <= n; i += kWidth) {
     const auto code = hn::LoadU(d8, reinterpret_cast<const std::int8_t*>(codes + i));
     const auto bits = hn::And(hn::ShiftLeft<7>(hn::PromoteTo(d16, code)), keep);
-    const auto is_nan = hn::Eq(hn::And(bits, nan_code), nan_code);
-    const auto value = hn::PromoteTo(D(), hn::BitCast(df16, hn::IfThenElse(is_nan, nan, bits)));
-    hn::StoreU(hn::Mul(value, factor), D(), x + i);
+    const auto value = hn::PromoteTo(D(), hn::BitCast(df16, bits));
+    const auto number = hn::IfThenElse(hn::Eq(hn::Abs(value), nan_value), nan, value);
+    hn::StoreU(hn::Mul(hn::Mul(number, unit), hn::Set(D(), scale)), D(), x + i);
   }
   for (; i < n; ++i) x[i] = quant::kE4m3Values[codes[i]] * scale;
 }

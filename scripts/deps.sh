@@ -12,6 +12,7 @@ set -euo pipefail
 packages=(
   g++ cmake ninja-build ccache mold pkg-config                 # the toolchain
   libfmt-dev nlohmann-json3-dev libexpected-dev libcli11-dev   # text, JSON, Result, flags
+  libboost-dev                                                 # HTTP
   libhwy-dev libedit-dev libxxhash-dev                         # SIMD, line editing, checksums
   libgtest-dev libgmock-dev libpcre2-dev                       # tests
 )

@@ -22,6 +22,7 @@ void add_bench(CLI::App& app, ExitCode& exit);
 void add_eval(CLI::App& app, ExitCode& exit);
 void add_inspect(CLI::App& app, ExitCode& exit);
 void add_logits(CLI::App& app, ExitCode& exit);
+void add_serve(CLI::App& app, ExitCode& exit);
 void add_synthesize(CLI::App& app, ExitCode& exit);
 void add_tokenize(CLI::App& app, ExitCode& exit);
 void add_detokenize(CLI::App& app, ExitCode& exit);

@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
   fathom::cli::add_logits(app, exit);
   fathom::cli::add_eval(app, exit);
   fathom::cli::add_inspect(app, exit);
+  fathom::cli::add_serve(app, exit);
   fathom::cli::add_synthesize(app, exit);
   fathom::cli::add_tokenize(app, exit);
   fathom::cli::add_detokenize(app, exit);

@@ -1,0 +1,199 @@
+// fathom serve: the HTTP APIs of a model.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/common.h"
+#include "cli/compute.h"
+#include "engine/engine.h"
+#include "server/server.h"
+#include "text/chat_format.h"
+
+namespace fathom::cli {
+namespace {
+
+constexpr std::int32_t kStepTokens = 256;
+
+struct Options {
+  std::string model;
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 8000;
+  std::string name;
+  bool strict_names = false;
+  std::int32_t context = 0;
+  std::int32_t most_tokens = 0;
+  std::int32_t slots = 16;
+  std::int32_t queue = 256;
+  std::int32_t queue_seconds = 600;
+  double cache_gib = 1;
+  std::string cache_folder;
+  std::string key_file;
+  std::string cors;
+  bool no_thinking = false;
+  bool quiet = false;
+  ComputeOptions compute;
+};
+
+void print_line(std::string_view line) {
+  const std::string text = fmt::format("{}\n", line);
+  std::fwrite(text.data(), 1, text.size(), stderr);
+}
+
+// From $FATHOM_API_KEY and the lines of a file.
+Result<std::vector<std::string>> read_keys(const std::string& path) {
+  std::vector<std::string> keys;
+  if (const char* key = std::getenv("FATHOM_API_KEY"); key != nullptr && *key != '\0') keys.emplace_back(key);
+  if (path.empty()) return keys;
+  std::ifstream in(path);
+  if (!in) return fail(Code::kNotFound, "{}: cannot open", path);
+  const std::size_t before = keys.size();
+  for (std::string line; std::getline(in, line);) {
+    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.pop_back();
+    if (!line.empty()) keys.push_back(line);
+  }
+  if (keys.size() == before) return fail(Code::kInvalid, "{}: no key in it; expected one on each line", path);
+  return keys;
+}
+
+bool is_loopback(const std::string& host) { return host.rfind("127.", 0) == 0 || host == "::1"; }
+
+// SIGTERM and SIGINT arrive at wait_for_signal() and nowhere else. Before any thread is made.
+sigset_t block_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  return set;
+}
+
+bool wait_for_signal(const sigset_t& set, long milliseconds) {
+  const timespec limit{milliseconds / 1000, (milliseconds % 1000) * 1'000'000};
+  return sigtimedwait(&set, nullptr, &limit) > 0;
+}
+
+// Until a signal; then until every request has been answered, or a second signal.
+void serve_until_signalled(const sigset_t& set, server::Server& server) {
+  while (!wait_for_signal(set, 3600'000)) {
+  }
+  server.drain();
+  print_line(fmt::format("draining: {} requests are being answered; signal again to stop at once", server.active()));
+  while (server.active() > 0) {
+    if (wait_for_signal(set, 100)) return;
+  }
+}
+
+Result<> run(const Options& o) {
+  const sigset_t signals = block_signals();
+  FATHOM_ASSIGN(auto keys, read_keys(o.key_file));
+  FATHOM_ASSIGN(const auto folder, model_folder(o.model));
+  FATHOM_ASSIGN(const auto format, text::ChatFormat::load(folder));
+  engine::CoreOptions core;
+  core.cache_bytes = static_cast<std::size_t>(o.cache_gib * (1U << 30U));
+  core.slots = o.slots;
+  core.max_waiting = o.queue;
+  core.queue_timeout_ms = std::int64_t{o.queue_seconds} * 1000;
+  core.disk_directory = o.cache_folder;
+  core.warn = [](std::string_view what) { print_line(what); };
+  FATHOM_ASSIGN(
+      LoadedModel loaded,
+      load_model(folder, o.compute,
+                 {.max_step_tokens = kStepTokens, .max_logit_rows = kStepTokens, .rollback = core.max_drafts}));
+  engine::ModelRunner runner(*loaded.model, folder.string());
+  FATHOM_ASSIGN(auto engine, engine::Engine::start(runner, core));
+
+  server::ApiOptions api;
+  api.model_id = !o.name.empty() ? o.name : std::filesystem::absolute(folder).lexically_normal().filename().string();
+  api.strict_models = o.strict_names;
+  api.vocab = runner.facts().vocab;
+  api.context = runner.facts().max_positions;
+  if (o.context > 0) api.context = std::min(api.context, o.context);
+  api.most_tokens = o.most_tokens;
+  api.defaults.thinking = !o.no_thinking;
+  api.check_host = keys.empty() && is_loopback(o.host);
+  api.cors_origin = o.cors;
+  if (!o.quiet) api.log = print_line;
+  if (keys.empty() && !is_loopback(o.host))
+    print_line("warning: anyone who reaches this port may use the model; see --api-key-file");
+  api.keys = std::move(keys);
+  server::HttpServer::Options http;
+  http.host = o.host;
+  http.port = o.port;
+  server::EngineGenerator generator(*engine);
+  FATHOM_ASSIGN(auto server, server::Server::start(format, generator, std::move(api), std::move(http)));
+  print_line(fmt::format("serving {} on http://{}:{}", folder.string(), o.host, server->port()));
+
+  serve_until_signalled(signals, *server);
+  engine->stop(false);
+  for (int i = 0; i < 20 && server->active() > 0; ++i)
+    wait_for_signal(signals, 50);  // the last words reach the clients
+  return {};
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app, ExitCode& exit) {
+  auto* command = app.add_subcommand("serve", "serve the OpenAI and Anthropic HTTP APIs");
+  auto o = std::make_shared<Options>();
+  command->add_option("model", o->model, "folder of the checkpoint (default: the embedded model)")->type_name("MODEL");
+  command->add_option("--host", o->host, "address to listen on")->capture_default_str()->group("Network");
+  command->add_option("--port", o->port, "0: one that is free")->capture_default_str()->group("Network");
+  command->add_option("--api-key-file", o->key_file, "file with one key a line; $FATHOM_API_KEY is one too")
+      ->type_name("FILE")
+      ->group("Network");
+  command->add_option("--cors", o->cors, "web pages of this origin may use the API; * for all")->group("Network");
+  command->add_option("--served-model-name", o->name, "what the API calls the model (default: the folder's name)")
+      ->group("Requests");
+  command->add_flag("--strict-model-names", o->strict_names, "refuse requests for any other name")->group("Requests");
+  command->add_option("--context", o->context, "tokens of prompt and answer (default: all the model has)")
+      ->check(CLI::Range(2, 1 << 30))
+      ->group("Requests");
+  command->add_option("--max-tokens", o->most_tokens, "of an answer (default: what the context leaves)")
+      ->check(CLI::Range(1, 1 << 30))
+      ->group("Requests");
+  command->add_flag("--no-thinking", o->no_thinking, "do not think unless the request asks for it")->group("Requests");
+  command->add_option("--slots", o->slots, "answers generated at once")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str()
+      ->group("Requests");
+  command->add_option("--queue", o->queue, "requests that may wait")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->group("Requests");
+  command->add_option("--queue-seconds", o->queue_seconds, "how long one may wait")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->group("Requests");
+  command->add_option("--cache", o->cache_gib, "GiB of memory for the state of conversations")
+      ->check(CLI::Range(0.001, 4096.0))
+      ->capture_default_str()
+      ->group("Requests");
+  command->add_option("--cache-folder", o->cache_folder, "keep the state of conversations here too")
+      ->type_name("DIR")
+      ->group("Requests");
+  command->add_flag("--quiet", o->quiet, "no line for each request");
+  add_compute_options(*command, o->compute);
+  command->footer(
+      "Listens on this machine only unless --host says otherwise. The first SIGTERM or SIGINT lets running requests "
+      "finish,\n"
+      "the second stops at once.\n\n"
+      "Examples:\n"
+      "  fathom serve --port 8000\n"
+      "  curl http://127.0.0.1:8000/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": "
+      "\"Hi\"}]}'");
+  command->callback([o, &exit] {
+    const auto done = run(*o);
+    exit.value = done ? ExitCode::kOk : fail_with(done.error());
+  });
+}
+
+}  // namespace fathom::cli

@@ -1,0 +1,190 @@
+#include "server/answer.h"
+
+#include <utility>
+
+#include "text/turn_memory.h"
+
+namespace fathom::server {
+
+// Where the engine puts the tokens of one prompt.
+class Answer::PromptSink final : public engine::Sink {
+ public:
+  PromptSink(std::shared_ptr<Answer> answer, std::size_t first_choice, std::size_t n)
+      : answer_(std::move(answer)), first_(first_choice) {
+    for (std::size_t i = 0; i < n; ++i) parsers_.push_back(answer_->options_.parser());
+  }
+
+  engine::Verdict token(std::int32_t choice, const engine::Sampled& token) override {
+    const auto i = static_cast<std::size_t>(choice);
+    Note note;
+    note.choice = first_ + i;
+    const bool complete = parsers_[i]->push(token, note.piece);
+    if (!note.piece.events.empty() || !note.piece.tokens.empty()) answer_->notify(std::move(note));
+    return complete ? engine::Verdict::kStop : engine::Verdict::kGoOn;
+  }
+
+  void choice_done(std::int32_t choice, engine::Finish why) override {
+    const auto i = static_cast<std::size_t>(choice);
+    Note note;
+    note.kind = Note::Kind::kChoiceEnd;
+    note.choice = first_ + i;
+    note.end = parsers_[i]->finish(why == engine::Finish::kLength, note.piece);
+    answer_->notify(std::move(note));
+  }
+
+  void done(Result<engine::Outcome> outcome) override {
+    Note note;
+    note.kind = Note::Kind::kDone;
+    note.outcome = std::move(outcome);
+    answer_->notify(std::move(note));
+  }
+
+ private:
+  const std::shared_ptr<Answer> answer_;
+  const std::size_t first_;
+  std::vector<std::unique_ptr<ChoiceParser>> parsers_;
+};
+
+Answer::Answer(std::shared_ptr<Exchange> exchange, std::string request_id, Generator& generator,
+               std::unique_ptr<Writer> writer, AnswerOptions options)
+    : exchange_(std::move(exchange)),
+      request_id_(std::move(request_id)),
+      generator_(generator),
+      writer_(std::move(writer)),
+      options_(std::move(options)) {}
+
+void Answer::start(std::vector<engine::Request> requests, Usage known) {
+  const std::size_t n = options_.choices_per_prompt;
+  choices_.resize(requests.size() * n);
+  undone_ = requests.size();
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    requests[i].sink = std::make_unique<PromptSink>(shared_from_this(), i * n, n);
+    auto id = generator_.submit(std::move(requests[i]));
+    if (!id) {
+      undone_ -= requests.size() - i;
+      for (const engine::RequestId earlier : ids_) generator_.cancel(earlier);
+      return refuse(refusal_of(id.error()));
+    }
+    ids_.push_back(*id);
+  }
+  exchange_->on_gone([self = shared_from_this()] { self->give_up("abort"); });
+  if (options_.stream && !ended_) {
+    streaming_ = true;
+    exchange_->begin_stream(writer_->keep_alive());
+    exchange_->write(writer_->begin(known));
+  }
+}
+
+void Answer::notify(Note note) {
+  // An answer that is not streamed is written when it is done; until then nobody need be woken.
+  const bool wake = options_.stream || note.kind == Note::Kind::kDone;
+  {
+    const std::lock_guard lock(mutex_);
+    notes_.push_back(std::move(note));
+    if (!wake || posted_) return;
+    posted_ = true;
+  }
+  exchange_->post([self = shared_from_this()] { self->drain(); });
+}
+
+void Answer::drain() {
+  std::vector<Note> notes;
+  {
+    const std::lock_guard lock(mutex_);
+    notes.swap(notes_);
+    posted_ = false;
+  }
+  for (Note& note : notes) take(note);
+}
+
+void Answer::take(Note& note) {
+  if (note.kind == Note::Kind::kDone) return prompt_done(note.outcome);
+  if (ended_) return;
+  Choice& choice = choices_[note.choice];
+  add(choice, note.piece);
+  if (options_.stream) exchange_->write(writer_->piece(note.choice, choice, note.piece));
+  if (note.kind == Note::Kind::kPiece) return;
+  for (std::size_t i = 0; i < choice.calls.size(); ++i) {
+    choice.calls[i].complete = !note.end.incomplete_call || i + 1 < choice.calls.size();
+  }
+  usage_.reasoning += note.end.reasoning_tokens;
+  const bool half_a_call = note.end.incomplete_call && note.end.by_turn;
+  choice.end = std::move(note.end);
+  options_.on_choice(choice);
+  if (!options_.stream) return;
+  if (half_a_call) {
+    // The client holds a call that will never be complete, so this is no regular end. prompt-encoding.md 4.5.
+    for (const engine::RequestId id : ids_) generator_.cancel(id);
+    return refuse(refusal(500, "", "incomplete_tool_call", "the model ended its turn in the middle of a tool call"));
+  }
+  exchange_->write(writer_->choice_end(note.choice, choice));
+}
+
+void Answer::add(Choice& choice, const Piece& piece) {
+  using Kind = text::ParserEvent::Kind;
+  for (const text::ParserEvent& event : piece.events) {
+    switch (event.kind) {
+      case Kind::kReasoning: choice.reasoning += event.text; break;
+      case Kind::kContent: choice.content += event.text; break;
+      case Kind::kToolStart:
+        choice.calls.push_back({text::new_call_id(writer_->call_prefix()), event.text, "", false});
+        break;
+      case Kind::kToolArgs: choice.calls.back().arguments += event.text; break;
+    }
+  }
+  choice.tokens.insert(choice.tokens.end(), piece.tokens.begin(), piece.tokens.end());
+}
+
+void Answer::prompt_done(const Result<engine::Outcome>& outcome) {
+  --undone_;
+  if (ended_) return;
+  if (!outcome) {
+    for (const engine::RequestId id : ids_) generator_.cancel(id);
+    return refuse(refusal_of(outcome.error()));
+  }
+  usage_.prompt += outcome->prompt_tokens;
+  usage_.cached += outcome->cached_tokens;
+  usage_.completion += outcome->completion_tokens;
+  last_outcome_ = *outcome;
+  if (undone_ == 0) finish();
+}
+
+void Answer::finish() {
+  ended_ = true;
+  if (options_.stream) {
+    exchange_->write(writer_->end(choices_, usage_));
+    exchange_->end_stream();
+  } else {
+    HttpAnswer answer;
+    answer.body = writer_->whole(choices_, usage_);
+    exchange_->send(std::move(answer));
+  }
+  bool length = true;
+  for (const Choice& c : choices_) length = length && c.end && c.end->reason == text::FinishReason::kLength;
+  report(length ? "length" : "stop");
+}
+
+void Answer::refuse(const Refusal& r) {
+  if (ended_) return;
+  ended_ = true;
+  if (streaming_) {
+    exchange_->write(writer_->error(r));
+    exchange_->end_stream();
+  } else {
+    exchange_->send(error_answer(r, options_.messages_dialect, request_id_));
+  }
+  report("error");
+}
+
+void Answer::give_up(std::string_view reason) {
+  if (ended_) return;
+  ended_ = true;
+  for (const engine::RequestId id : ids_) generator_.cancel(id);
+  report(reason);
+}
+
+void Answer::report(std::string_view reason) {
+  options_.on_end({reason, usage_, last_outcome_, static_cast<std::int32_t>(choices_.size())});
+}
+
+}  // namespace fathom::server

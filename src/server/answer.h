@@ -1,0 +1,171 @@
+// Answer: what happens between the engine and one client. Tokens are parsed where the engine chooses them, because only
+// that tells at once that an answer is complete; what they give is handed to the connection, which writes it in the
+// words of its dialect.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/request.h"
+#include "server/generator.h"
+#include "server/http.h"
+#include "server/reject.h"
+#include "text/stream_parser.h"
+#include "text/tokenizer.h"
+
+namespace fathom::server {
+
+// A token of the answer, as logprobs and ids report it.
+struct TokenReport {
+  engine::Sampled sampled;
+  enum class Part : std::uint8_t { kReasoning, kContent, kHidden } part = Part::kContent;
+};
+
+struct ChoiceEnd {
+  text::FinishReason reason = text::FinishReason::kStop;
+  std::optional<std::string> matched_stop;
+  bool incomplete_call = false;  // one was begun that did not become complete
+  bool by_turn = false;          // the model ended its turn itself
+  std::int32_t reasoning_tokens = 0;
+};
+
+struct Call {
+  std::string id;
+  std::string name;
+  std::string arguments;
+  bool complete = false;
+};
+
+// All of a choice so far.
+struct Choice {
+  std::string reasoning;
+  std::string content;
+  std::vector<Call> calls;
+  std::vector<TokenReport> tokens;
+  std::optional<ChoiceEnd> end;
+};
+
+struct Usage {
+  std::int64_t prompt = 0;
+  std::int64_t cached = 0;
+  std::int64_t completion = 0;
+  std::int64_t reasoning = 0;
+};
+
+// What a piece of an answer adds: events, and the tokens they came from.
+struct Piece {
+  std::vector<text::ParserEvent> events;
+  std::vector<TokenReport> tokens;
+};
+
+// An answer in the words of a dialect. One connection's order. Of a stream the functions return bytes to send, in the
+// order begin, pieces and choice ends, end or error.
+class Writer {
+ public:
+  Writer() = default;
+  Writer(const Writer&) = delete;
+  Writer& operator=(const Writer&) = delete;
+  virtual ~Writer() = default;
+
+  virtual std::string keep_alive() const { return ": keep-alive\n\n"; }
+  virtual std::string begin(const Usage& known) = 0;
+  // `choice` has the piece already.
+  virtual std::string piece(std::size_t index, const Choice& choice, const Piece& piece) = 0;
+  virtual std::string choice_end(std::size_t index, const Choice& choice) = 0;
+  virtual std::string end(const std::vector<Choice>& choices, const Usage& usage) = 0;
+  virtual std::string error(const Refusal& refusal) = 0;
+  // Not streamed: the whole body.
+  virtual std::string whole(const std::vector<Choice>& choices, const Usage& usage) = 0;
+
+  virtual std::string_view call_prefix() const { return "call_"; }
+};
+
+// Turns the tokens of one choice into events. Used by the engine's thread.
+class ChoiceParser {
+ public:
+  ChoiceParser() = default;
+  ChoiceParser(const ChoiceParser&) = delete;
+  ChoiceParser& operator=(const ChoiceParser&) = delete;
+  virtual ~ChoiceParser() = default;
+  // True: the answer is complete.
+  virtual bool push(const engine::Sampled& token, Piece& piece) = 0;
+  // cut: by the limit of tokens.
+  virtual ChoiceEnd finish(bool cut, Piece& piece) = 0;
+};
+
+// For metrics and the log; by whichever thread ends the answer.
+struct AnswerReport {
+  std::string_view reason;  // stop, length, abort, error
+  Usage usage;
+  engine::Outcome outcome;  // of the last prompt
+  std::int32_t n = 1;
+};
+
+struct AnswerOptions {
+  bool stream = false;
+  bool messages_dialect = false;
+  std::size_t choices_per_prompt = 1;
+  std::function<std::unique_ptr<ChoiceParser>()> parser;
+  // In the connection's order, before the choice's end is written: to remember the turn.
+  std::function<void(const Choice&)> on_choice = [](const Choice&) {};
+  std::function<void(const AnswerReport&)> on_end = [](const AnswerReport&) {};
+};
+
+class Answer : public std::enable_shared_from_this<Answer> {
+ public:
+  Answer(std::shared_ptr<Exchange> exchange, std::string request_id, Generator& generator,
+         std::unique_ptr<Writer> writer, AnswerOptions options);
+
+  // Submits one request for each prompt, answers the client when all are done. In the connection's order, once. The
+  // sink of each request is made here. `known`: the usage that is known before.
+  void start(std::vector<engine::Request> requests, Usage known);
+
+ private:
+  class PromptSink;
+  struct Note {  // from the engine
+    enum class Kind : std::uint8_t { kPiece, kChoiceEnd, kDone };
+    Kind kind = Kind::kPiece;
+    std::size_t choice = 0;
+    Piece piece = {};
+    ChoiceEnd end = {};
+    Result<engine::Outcome> outcome = {};
+  };
+
+  void notify(Note note);  // from the engine's thread
+  void drain();
+  void take(Note& note);
+  void add(Choice& choice, const Piece& piece);
+  void prompt_done(const Result<engine::Outcome>& outcome);
+  void finish();
+  void refuse(const Refusal& refusal);
+  void give_up(std::string_view reason);
+  void report(std::string_view reason);
+
+  const std::shared_ptr<Exchange> exchange_;
+  const std::string request_id_;
+  Generator& generator_;
+  const std::unique_ptr<Writer> writer_;
+  const AnswerOptions options_;
+
+  // The connection's.
+  std::vector<engine::RequestId> ids_;
+  std::vector<Choice> choices_;
+  Usage usage_;
+  engine::Outcome last_outcome_;
+  std::size_t undone_ = 0;  // prompts
+  bool streaming_ = false;  // the stream has begun
+  bool ended_ = false;      // the client has been answered, or is gone
+
+  std::mutex mutex_;
+  std::vector<Note> notes_;  // guarded
+  bool posted_ = false;      // guarded: drain() will run
+};
+
+}  // namespace fathom::server

@@ -1,0 +1,114 @@
+#include "server/metrics.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "server/json_out.h"
+
+namespace fathom::server {
+namespace {
+
+// The order of histograms_.
+enum { kFirstToken, kPerToken, kTotal, kQueue, kPrompt, kGenerated, kChoices };
+
+constexpr double kSeconds[] = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,   10,   15,  20,
+                               30,  40,  50,  60, 120, 240, 480, 960, 1920, 7680};
+constexpr double kFirst[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+                             1,     2.5,   5,    7.5,  10,   20,   40,   80,  160,  640, 2560};
+constexpr double kBetween[] = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                               0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};
+constexpr double kChoiceCounts[] = {1, 2, 5, 10, 20};
+constexpr double kTokens[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6};
+
+void line(std::string& out, std::string_view name, std::string_view labels, double value) {
+  fmt::format_to(std::back_inserter(out), "{}{{{}}} {}\n", name, labels, value);
+}
+
+void head(std::string& out, std::string_view name, std::string_view type) {
+  fmt::format_to(std::back_inserter(out), "# TYPE {} {}\n", name, type);
+}
+
+}  // namespace
+
+Metrics::Metrics() {
+  const auto add = [this](const char* name, std::span<const double> bounds) {
+    histograms_.push_back({name, {bounds.begin(), bounds.end()}, std::vector<std::uint64_t>(bounds.size() + 1), 0});
+  };
+  add("vllm:time_to_first_token_seconds", kFirst);
+  add("vllm:request_time_per_output_token_seconds", kBetween);
+  add("vllm:e2e_request_latency_seconds", kSeconds);
+  add("vllm:request_queue_time_seconds", kSeconds);
+  add("vllm:request_prompt_tokens", kTokens);
+  add("vllm:request_generation_tokens", kTokens);
+  add("vllm:request_params_n", kChoiceCounts);
+}
+
+void Metrics::Histogram::add(double value) {
+  ++counts[static_cast<std::size_t>(std::lower_bound(bounds.begin(), bounds.end(), value) - bounds.begin())];
+  sum += value;
+}
+
+void Metrics::answered(int status) {
+  const std::lock_guard lock(mutex_);
+  ++answers_[status];
+}
+
+void Metrics::ended(const AnswerReport& r) {
+  const std::lock_guard lock(mutex_);
+  ++ended_[std::string(r.reason)];
+  histograms_[kChoices].add(r.n);
+  if (r.reason != "stop" && r.reason != "length") return;
+  const engine::Outcome& o = r.outcome;
+  histograms_[kFirstToken].add(o.first_token_ms / 1e3);
+  if (o.completion_tokens > 1)
+    histograms_[kPerToken].add((o.total_ms - o.first_token_ms) / 1e3 / (o.completion_tokens - 1));
+  histograms_[kTotal].add(o.total_ms / 1e3);
+  histograms_[kQueue].add(o.queued_ms / 1e3);
+  histograms_[kPrompt].add(static_cast<double>(r.usage.prompt));
+  histograms_[kGenerated].add(static_cast<double>(r.usage.completion));
+}
+
+std::string Metrics::text(std::string_view model, const engine::CoreStats& e) const {
+  const std::string labels = fmt::format("model_name={},engine=\"0\"", quote(model));
+  std::string out;
+  const auto one = [&](std::string_view name, std::string_view type, double value) {
+    head(out, name, type);
+    line(out, name, labels, value);
+  };
+  one("vllm:num_requests_running", "gauge", e.running);
+  one("vllm:num_requests_waiting", "gauge", e.waiting);
+  one("vllm:prefix_cache_queries_total", "counter", static_cast<double>(e.queried_tokens));
+  one("vllm:prefix_cache_hits_total", "counter", static_cast<double>(e.reused_tokens));
+  one("vllm:num_preemptions_total", "counter", static_cast<double>(e.preemptions));
+  one("vllm:prompt_tokens_total", "counter", static_cast<double>(e.queried_tokens));
+  one("vllm:generation_tokens_total", "counter", static_cast<double>(e.answer_tokens));
+  one("fathom_steps_total", "counter", static_cast<double>(e.steps));
+  one("fathom_expired_requests_total", "counter", static_cast<double>(e.expired));
+  const std::lock_guard lock(mutex_);
+  head(out, "vllm:request_success_total", "counter");
+  for (const char* reason : {"stop", "length", "abort", "error"}) {
+    const auto found = ended_.find(reason);
+    line(out, "vllm:request_success_total", fmt::format("{},finished_reason=\"{}\"", labels, reason),
+         found == ended_.end() ? 0 : static_cast<double>(found->second));
+  }
+  head(out, "fathom_http_answers_total", "counter");
+  for (const auto& [status, n] : answers_) {
+    line(out, "fathom_http_answers_total", fmt::format("{},status=\"{}\"", labels, status), static_cast<double>(n));
+  }
+  for (const Histogram& h : histograms_) {
+    head(out, h.name, "histogram");
+    std::uint64_t below = 0;
+    for (std::size_t i = 0; i < h.counts.size(); ++i) {
+      below += h.counts[i];
+      const std::string bound = i < h.bounds.size() ? fmt::format("{}", h.bounds[i]) : "+Inf";
+      line(out, h.name + "_bucket", fmt::format("{},le=\"{}\"", labels, bound), static_cast<double>(below));
+    }
+    line(out, h.name + "_sum", labels, h.sum);
+    line(out, h.name + "_count", labels, static_cast<double>(below));
+  }
+  return out;
+}
+
+}  // namespace fathom::server

@@ -1,0 +1,117 @@
+// For tests: a Generator that says what it was told to say.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "server/generator.h"
+#include "text/tokenizer.h"
+
+namespace fathom::server {
+
+class ScriptedGenerator final : public Generator {
+ public:
+  explicit ScriptedGenerator(const text::Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
+  ~ScriptedGenerator() override { stop(); }
+
+  // What every answer says; control tokens are spelled out. Again and again where `forever`.
+  void say(std::string script, bool forever = false) {
+    script_ = tokenizer_.encode(script, text::Mode::kSpecial);
+    forever_ = forever;
+  }
+  void pause_between_tokens(int ms) { pause_ms_ = ms; }
+  void refuse_with(Error error) { refuse_ = std::move(error); }
+
+  Result<engine::RequestId> submit(engine::Request request) override {
+    const std::lock_guard lock(mutex_);
+    if (!refuse_.what.empty()) return tl::unexpected(refuse_);
+    prompts.push_back(request.prompt);
+    const engine::RequestId id = ++last_id_;
+    threads_.emplace_back([this, id, r = std::make_shared<engine::Request>(std::move(request))] { play(id, *r); });
+    return id;
+  }
+  void cancel(engine::RequestId id) override {
+    const std::lock_guard lock(mutex_);
+    cancelled_.insert(id);
+  }
+  engine::CoreStats stats() const override { return {}; }
+  engine::EngineHealth health() const override { return {.ok = refuse_.what.empty(), .why = refuse_.what}; }
+
+  // Ends everything, as engine::Engine::stop(false).
+  void stop() {
+    stopped_ = true;
+    std::vector<std::thread> threads;
+    {
+      const std::lock_guard lock(mutex_);
+      threads.swap(threads_);
+    }
+    for (auto& t : threads) t.join();
+  }
+  std::size_t cancelled() const {
+    const std::lock_guard lock(mutex_);
+    return cancelled_.size();
+  }
+  int playing() const { return playing_; }
+
+  std::vector<std::vector<std::int32_t>> prompts;  // by submission
+  std::atomic<int> said = 0;                       // tokens
+
+ private:
+  void play(engine::RequestId id, engine::Request& r) {
+    ++playing_;
+    engine::Reply reply(std::move(r.sink));
+    engine::Outcome outcome;
+    outcome.prompt_tokens = static_cast<std::int32_t>(r.prompt.size());
+    outcome.cached_tokens = 2;
+    for (std::int32_t choice = 0; choice < r.n; ++choice) {
+      std::int32_t n = 0;
+      engine::Finish why = engine::Finish::kStop;
+      for (std::size_t i = 0; i < script_.size() || forever_; ++i) {
+        if (is_cancelled(id)) {
+          --playing_;
+          return reply.finish(fail(Code::kCancelled, "cancelled"));
+        }
+        if (n == r.max_tokens) {
+          why = engine::Finish::kLength;
+          break;
+        }
+        if (pause_ms_ > 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms_));
+        const std::int32_t token = script_[i % script_.size()];
+        ++n;
+        ++said;
+        const engine::Verdict verdict = reply.token(choice, {token, -0.5F, {{token, -0.5F}}});
+        const bool stops = std::find(r.stop_ids.begin(), r.stop_ids.end(), token) != r.stop_ids.end();
+        if (stops || verdict == engine::Verdict::kStop) break;
+      }
+      outcome.completion_tokens += n;
+      outcome.choices.push_back(why);
+      reply.choice_done(choice, why);
+    }
+    --playing_;
+    reply.finish(outcome);
+  }
+  bool is_cancelled(engine::RequestId id) const {
+    const std::lock_guard lock(mutex_);
+    return stopped_ || cancelled_.count(id) > 0;
+  }
+
+  const text::Tokenizer& tokenizer_;
+  std::vector<std::int32_t> script_;
+  bool forever_ = false;
+  int pause_ms_ = 0;
+  Error refuse_;
+  mutable std::mutex mutex_;
+  std::vector<std::thread> threads_;       // guarded
+  std::set<engine::RequestId> cancelled_;  // guarded
+  engine::RequestId last_id_ = 0;
+  std::atomic<bool> stopped_ = false;
+  std::atomic<int> playing_ = 0;
+};
+
+}  // namespace fathom::server

@@ -52,6 +52,7 @@ struct Fixture {
     backend.experts({.x = {x.mat().data + first * x.mat().ld, n, c.d, x.mat().ld},
                      .routed = routed.data(),
                      .n_routed = c.n_experts,
+                     .routed_like = routed.front(),
                      .shared = shared,
                      .experts = {chosen.data() + first * c.k, n, c.k, c.k},
                      .weights = {weights.mat().data + first * weights.mat().ld, n, c.k, weights.mat().ld},

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/fingerprint.h"
 #include "cli/commands.h"
 #include "cli/common.h"
 #include "cli/compute.h"
@@ -108,7 +109,8 @@ Result<> run(const Options& o) {
       LoadedModel loaded,
       load_model(folder, o.compute,
                  {.max_step_tokens = kStepTokens, .max_logit_rows = kStepTokens, .rollback = core.max_drafts}));
-  engine::ModelRunner runner(*loaded.model, folder.string());
+  // What is kept on disk is true of these weights only, wherever they lie.
+  engine::ModelRunner runner(*loaded.model, fmt::format("{:016x}", checkpoint::fingerprint(loaded.checkpoint)));
   FATHOM_ASSIGN(auto engine, engine::Engine::start(runner, core));
 
   server::ApiOptions api;

@@ -50,20 +50,28 @@ ModelConfig small_config() {
   return c;
 }
 
-// A folder of this process, with the config in it.
-std::filesystem::path prepare() {
-  const std::filesystem::path folder =
-      std::filesystem::temp_directory_path() / ("fathom-fuzz-" + std::to_string(::getpid()));
-  std::filesystem::create_directories(folder);
-  FATHOM_CHECK(write_text_file(folder / "config.json", to_json(small_config())).has_value(),
-               "the folder can be written");
-  return folder;
-}
+// A folder of this process, with the config in it; gone when the process ends.
+class Folder {
+ public:
+  Folder() : path_(std::filesystem::temp_directory_path() / ("fathom-fuzz-" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(path_);
+    FATHOM_CHECK(write_text_file(path_ / "config.json", to_json(small_config())).has_value(),
+                 "the folder can be written");
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { std::filesystem::remove_all(path_); }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
 
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
-  static const std::filesystem::path folder = prepare();
+  static const Folder here;
+  const std::filesystem::path& folder = here.path();
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   // A plain write: the file need not survive a crash of the machine.
   std::FILE* f = std::fopen((folder / "model.safetensors").c_str(), "wb");

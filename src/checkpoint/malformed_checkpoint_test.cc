@@ -429,6 +429,18 @@ TEST(Malformed, ShardsAsSuchAreFine) {
   EXPECT_EQ(trunk->files().size(), 1U);
 }
 
+// As a download cache lays a model out: links to files elsewhere.
+TEST(Malformed, LinksAreFollowed) {
+  const Folder blobs("blobs");
+  LooseCheckpoint::load(kFp4Model).write(blobs);
+  const Folder folder("links");
+  for (const char* file : {"config.json", "model.safetensors"}) {
+    std::filesystem::create_symlink(blobs.path() / file, folder.path() / file);
+  }
+  const auto r = Checkpoint::open(folder.path());
+  ASSERT_TRUE(r) << r.error().what;
+}
+
 TEST(Malformed, UnreadableFile) {
   const Folder folder("unreadable");
   LooseCheckpoint::load(kFp4Model).write(folder);

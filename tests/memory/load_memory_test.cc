@@ -212,6 +212,29 @@ TEST_F(LoadMemory, OfACheckpointThatIsNamed) {
   EXPECT_LT(held->peak - held->before, held->announced + 1024 * kMiB);
 }
 
+// inspect's formulas for the parts of a sequence and the layout that the model uses are two accounts of one thing.
+TEST(SequenceMemory, FormulaAgreesWithTheLayout) {
+  using quant::EntryFormat;
+  struct Case {
+    ops::Numerics numerics;
+    checkpoint::CacheFormat format;
+  };
+  for (const char* name : {"v4-flash", "v4-pro", "v4-flash-0731"}) {
+    const checkpoint::ModelConfig c = checkpoint::published(name)->config;
+    for (const Case& k : {Case{ops::kFloat, {EntryFormat::kF32, EntryFormat::kF32}},
+                          Case{ops::kOfficial, {EntryFormat::kFp8RopeF32, EntryFormat::kFp4}},
+                          Case{ops::kOfficialBf16, {EntryFormat::kFp8RopeBf16, EntryFormat::kFp4}}}) {
+      const model::CacheLayout layout = model::plan_cache(c, k.numerics, /*rollback=*/0);
+      for (const std::int64_t context : {128, 4096, 131072, 1 << 20}) {
+        const auto laid_out = static_cast<double>(
+            layout.slot_bytes + static_cast<std::uint64_t>(model::CacheLayout::pages_for(context)) * layout.page_bytes);
+        const auto formula = static_cast<double>(checkpoint::sequence_memory(c, k.format, context).total());
+        EXPECT_NEAR(laid_out / formula, 1, 0.005) << name << " " << name_of(k.numerics) << " " << context;
+      }
+    }
+  }
+}
+
 // A group below this process's own with a limit, where the machine allows one (cgroup version 1 or 2, root).
 class LimitedGroup {
  public:

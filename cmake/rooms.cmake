@@ -25,13 +25,18 @@ endfunction()
 if(FATHOM_TESTS)
   file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/source_dir.cc CONTENT
        "#include \"${CMAKE_SOURCE_DIR}/tests/support/source_dir.h\"\n
-const char* fathom::test_source_dir() { return \"${CMAKE_SOURCE_DIR}\"; }\n")
+#include <cstdlib>\n
+const char* fathom::test_source_dir() {
+  const char* elsewhere = std::getenv(\"FATHOM_SOURCE_DIR\");
+  return elsewhere != nullptr ? elsewhere : \"${CMAKE_SOURCE_DIR}\";
+}\n")
   add_library(fathom_source_dir STATIC ${CMAKE_BINARY_DIR}/source_dir.cc)
   target_compile_options(fathom_source_dir INTERFACE "SHELL:-include \"${CMAKE_SOURCE_DIR}/tests/support/source_dir.h\"")
 endif()
 
 # fathom_test(NAME SOURCES ... LINKS ... [LABEL quick|long]): a GoogleTest program. FATHOM_SOURCE_DIR tells it where
-# tests/data and models/ are (tests/support/source_dir.h).
+# tests/data and models/ are (tests/support/source_dir.h); the environment variable of that name overrides it, for programs
+# that run on another machine than they were built on.
 function(fathom_test name)
   cmake_parse_arguments(TEST "" "LABEL" "SOURCES;LINKS" ${ARGN})
   add_executable(${name} ${TEST_SOURCES})

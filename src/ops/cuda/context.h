@@ -1,0 +1,58 @@
+// Context: what every kernel launch of the plug-in needs. Only files that may see CUDA's headers include this.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <vector>
+
+namespace fathom::ops::cuda {
+
+// The first failure of the device, kept. After it nothing more is launched: a failed context answers every call with
+// the same error, and results would be void.
+class Fault {
+ public:
+  bool set() const { return status_ != cudaSuccess; }
+  // Keeps `status`, and what was being done, unless it is success or something failed before. `what` outlives the
+  // fault.
+  void note(cudaError_t status, const char* what) {
+    if (status == cudaSuccess || set()) return;
+    status_ = status;
+    what_ = what;
+  }
+  cudaError_t status() const { return status_; }
+  const char* what() const { return what_; }
+
+ private:
+  cudaError_t status_ = cudaSuccess;
+  const char* what_ = "";
+};
+
+// Memory for the intermediate values of one operation at a time. It grows to what the largest needs; earlier, smaller
+// blocks stay allocated, because recorded steps point into them.
+class Scratch {
+ public:
+  Scratch() = default;
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch();
+
+  // At least `bytes` of device memory, aligned to 256, void of meaning; valid until the next call. nullptr after a
+  // fault, which running out of memory is.
+  std::byte* take(std::size_t bytes, Fault& fault);
+
+ private:
+  std::vector<void*> blocks_;
+  std::size_t capacity_ = 0;  // of the last block
+};
+
+struct Context {
+  cudaStream_t stream = nullptr;
+  Scratch scratch;
+  Fault fault;
+  int multiprocessors = 1;
+  bool blame = false;            // wait for every kernel, so that a fault is put down to the one that caused it
+  const char* last = "nothing";  // the kernel launched last
+};
+
+}  // namespace fathom::ops::cuda

@@ -1,0 +1,51 @@
+// The one place where kernels are launched: every launch is checked, and a failure carries the kernel's name.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/check.h"
+#include "ops/cuda/context.h"
+
+namespace fathom::ops::cuda {
+
+inline int ceil_div(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
+// Launches `kernel` on the context's stream. A grid without blocks is legal and does nothing. `shared` is dynamic
+// shared memory in bytes.
+template <class... Parameters, class... Arguments>
+void launch(Context& c, const char* name, void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared,
+            const Arguments&... arguments) {
+  if (c.fault.set() || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+  FATHOM_CHECK(grid.y <= 65535 && grid.z <= 65535, "a grid within the device's limits");
+  constexpr std::size_t kGranted = std::size_t{48} << 10;  // more has to be asked for
+  if (shared > kGranted) {
+    c.fault.note(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+                 name);
+    if (c.fault.set()) return;
+  }
+  c.last = name;
+  kernel<<<grid, threads, shared, c.stream>>>(static_cast<Parameters>(arguments)...);
+  c.fault.note(cudaGetLastError(), name);
+  if (c.blame && !c.fault.set()) c.fault.note(cudaStreamSynchronize(c.stream), name);
+}
+
+// Hands out pieces of scratch memory: first the sizes, then the memory.
+class Pieces {
+ public:
+  // The offset of `count` values.
+  template <class T>
+  std::size_t add(std::int64_t count) {
+    const std::size_t at = bytes_;
+    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
+    return at;
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace fathom::ops::cuda

@@ -1,0 +1,120 @@
+// Matmul: the one matrix product of the plug-in, y = x W^T on bf16 tensor units with f32 sums, for every weight format,
+// for one matrix or for a table of experts, for 1 token or thousands.
+//
+// Exactness. What meets in a product are bf16 numbers: FP8, FP4 and BF16 weights are bf16 numbers times a scale that is
+// applied where it is exact, F32 weights are sums of three bf16 numbers; activations that went through FP8 or that were
+// rounded to bf16 are bf16 numbers, other f32 activations sums of three ("planes"). So every product is exact and only
+// sums are rounded, in f32.
+//
+// Order. The inputs are cut into blocks of 128, summed inside by the tensor unit in a fixed order; blocks are summed
+// into segments and segments into the result, cut and ordered by the number of inputs alone. So an output's bits depend
+// on its row of W and its row of x, whoever computes it and however many tokens there are.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "ops/moe/experts.h"
+#include "ops/numerics.h"
+#include "ops/weight.h"
+#include "tensor/view.h"
+
+namespace fathom::ops::cuda {
+
+struct Context;
+
+inline constexpr int kBlock = 128;  // inputs between two roundings of a sum
+
+// Segments of a product over `cols` inputs.
+constexpr int segments_of(std::int64_t cols) {
+  const std::int64_t blocks = (cols + kBlock - 1) / kBlock;
+  return blocks >= 32 ? 8 : blocks >= 16 ? 4 : blocks >= 8 ? 2 : 1;
+}
+
+// How a lane's share of 128 inputs lies: two runs of 16, one in each half of the block, or 32 in a row. It follows from
+// what a lane reads of W at once.
+enum class Order : std::uint8_t { kHalves, kRow };
+Order order_for(const Weight& w);
+
+// Rows of x as bf16 planes, in the order that the tensor units read: runs of 16 as Order says, within 8 values 0 4 1 5
+// 2 6 3 7. Rows are padded with zeros to whole blocks.
+struct Planes {
+  const std::uint16_t* data = nullptr;
+  std::int64_t row_stride = 0;    // elements from row to row
+  std::int64_t plane_stride = 0;  // elements from plane to plane
+  int planes = 1;
+
+  // Elements that `rows` rows of `cols` values take in one plane.
+  static std::int64_t padded(std::int64_t cols) { return (cols + kBlock - 1) / kBlock * kBlock; }
+};
+
+// What x is known to be.
+enum class Values : std::uint8_t { kF32, kBf16, kQuantise };  // kQuantise: put through FP8 in blocks of 128 here
+
+// Bytes that planes of [rows, cols] take.
+std::size_t planes_bytes(std::int64_t rows, std::int64_t cols, Values values);
+
+// Planes to be made of x. The columns may be `groups` rows side by side: then row t, group g is row t * groups + g of
+// the planes.
+struct PlanesOf {
+  Mat<const float> x;
+  std::int64_t groups = 1;
+  Values values = Values::kF32;
+  Order order = Order::kHalves;
+  std::byte* memory = nullptr;         // device memory aligned to 256
+  Order other_order = Order::kHalves;  // of rows from `other_from` on, and of a second copy of all rows in other_memory
+  std::byte* other_memory = nullptr;   // or none
+  std::int64_t other_from = std::int64_t{1} << 62;
+};
+// Makes them; returns those in `memory`.
+Planes make_planes(Context& c, const PlanesOf& p);
+// The same planes in other memory, or from a row on.
+inline Planes at(Planes p, const std::byte* memory) {
+  p.data = reinterpret_cast<const std::uint16_t*>(memory);
+  return p;
+}
+inline Planes from_row(Planes p, std::int64_t row) {
+  p.data += row * p.row_stride;
+  return p;
+}
+
+// Some tokens of one expert: list entries [first, first + count).
+struct Item {
+  std::int32_t expert;
+  std::int32_t first;
+  std::int32_t count;
+};
+
+// Which matrix of an expert. kGate: w1 and w3 at once, through SwiGLU.
+enum class Part : std::uint8_t { kGate, kDown };
+
+struct Matmul {
+  Weight w;        // the matrix, w1 where the part is kGate; for experts the shape and type that all have
+  Weight w3 = {};  // of one matrix, kGate
+  const ExpertWeights* table = nullptr;  // experts, on the device; null: one matrix
+  Part part = Part::kDown;
+  std::int64_t groups = 1;  // as in Linear; 1 for experts
+
+  Planes x;
+  // Experts: list entry i reads row list[i] of x (null: row i) and writes row i of y.
+  const std::int32_t* list = nullptr;
+  const Item* items = nullptr;
+  const std::int32_t* n_items = nullptr;  // on the device
+  std::int64_t most_items = 1;            // no more than that
+  int tokens_an_item = 0;                 // no item has more
+  std::int64_t rows = 0;                  // one matrix: rows of x and y
+
+  // kGate: y = carry(weights[i] * silu(a) * b), with a, b clamped and rounded before; weights null: 1.
+  const float* weights = nullptr;
+  float swiglu_limit = 0;
+
+  Mat<float> y;
+  Carrier carrier = Carrier::kF32;
+};
+
+// How many tokens to put into an item where experts of w have about `rows_each` tokens each.
+int tokens_an_item(const Weight& w, std::int64_t rows_each);
+
+void run_matmul(Context& c, const char* name, const Matmul& m);
+
+}  // namespace fathom::ops::cuda

@@ -9,6 +9,7 @@
 #include <map>
 #include <numeric>
 
+#include "ops/device_plugin.h"
 #include "ops/rope/rope.h"
 
 namespace fathom::testing {
@@ -88,11 +89,16 @@ ops::Buffer place(ops::Backend& backend, std::span<const float> values) {
   return b;
 }
 
-std::vector<std::string> backends() { return {"ref", "cpu"}; }
+std::vector<std::string> backends() {
+  std::vector<std::string> all = {"ref", "cpu"};
+  if (ops::open_cuda({})) all.emplace_back("cuda");
+  return all;
+}
 
 std::unique_ptr<ops::Backend> make_backend(const std::string& name, int threads) {
   if (name == "ref") return ops::make_ref_backend();
   if (name == "cpu") return ops::make_cpu_backend({.threads = threads});
+  if (name == "cuda") return must(ops::open_cuda({}));
   std::fprintf(stderr, "no backend %s\n", name.c_str());
   std::abort();
 }

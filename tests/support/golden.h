@@ -40,10 +40,10 @@ const checkpoint::Checkpoint& open_model(const std::string& name);
 std::vector<float> fetch(ops::Backend& backend, Mat<const float> m);
 ops::Buffer place(ops::Backend& backend, std::span<const float> values);
 
-// The backends that every test of the whole model runs on.
+// The backends that every test of the whole model runs on: "cuda" among them where there is a device.
 std::vector<std::string> backends();
 
-// "ref" or "cpu" (with the given threads).
+// "ref", "cpu" (with the given threads) or "cuda".
 std::unique_ptr<ops::Backend> make_backend(const std::string& name, int threads = 2);
 
 // A model on a backend with one sequence, for tests of a whole model.

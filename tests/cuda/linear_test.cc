@@ -1,0 +1,185 @@
+// The matrix product over every weight format, edge shapes and numbers of tokens.
+#include <limits>
+
+#include "cuda/weights.h"
+
+namespace fathom::testing {
+namespace {
+
+using ops::Carrier;
+using Linear = OnDevice;
+
+struct Case {
+  Format format;
+  std::int64_t rows;
+  std::int64_t cols;
+  std::int64_t tokens;
+  std::int32_t groups = 1;
+  bool quantise = false;
+  Carrier x_carrier = Carrier::kF32;
+  Carrier carrier = Carrier::kF32;
+};
+
+void expect_like_reference(ops::Backend& device, ops::Backend& reference, const Case& c) {
+  const TwinWeight w(c.format, c.rows, c.cols, static_cast<std::uint32_t>(c.rows * 7 + c.cols));
+  Twin<float> x(normal(c.tokens * c.groups * c.cols, static_cast<std::uint32_t>(c.cols + c.tokens), 1, c.x_carrier));
+  auto y = Twin<float>::poisoned(c.tokens * c.rows);
+  device.linear({.x = x.on_device(c.tokens, c.groups * c.cols),
+                 .w = w.on_device(),
+                 .y = y.on_device(c.tokens, c.rows),
+                 .groups = c.groups,
+                 .quantise_x = c.quantise,
+                 .x_carrier = c.x_carrier,
+                 .carrier = c.carrier});
+  reference.linear({.x = x.on_host(c.tokens, c.groups * c.cols),
+                    .w = w.on_host(),
+                    .y = y.on_host(c.tokens, c.rows),
+                    .groups = c.groups,
+                    .quantise_x = c.quantise,
+                    .x_carrier = c.x_carrier,
+                    .carrier = c.carrier});
+  const auto got = y.fetch();
+  // An f32 sum may lose 2^-20 of the sum of magnitudes, one of F32 weights (9 products for each) twice that.
+  const double loss = c.format.dtype == DType::kF32 ? 0x1p-19 : 0x1p-20;
+  std::vector<float> row(static_cast<std::size_t>(c.cols));
+  const std::int64_t group_rows = c.rows / c.groups;
+  std::size_t bad = 0;
+  double worst = 0;
+  for (std::int64_t o = 0; o < c.rows; ++o) {
+    ops::dequantise_row(w.on_host(), o, row.data());
+    for (std::int64_t t = 0; t < c.tokens; ++t) {
+      double magnitude = 0;
+      const float* xt = &x.host()[static_cast<std::size_t>(t * c.groups * c.cols + o / group_rows * c.cols)];
+      for (std::int64_t i = 0; i < c.cols; ++i)
+        magnitude += std::fabs(double{row[static_cast<std::size_t>(i)]} * double{xt[i]});
+      const auto at = static_cast<std::size_t>(t * c.rows + o);
+      const double want = y.host()[at];
+      double allowed = magnitude * loss;
+      if (c.carrier == Carrier::kBf16) allowed += std::fabs(want) / 128;
+      const double excess = std::fabs(double{got[at]} - want) / allowed;
+      if (!(excess <= 1)) ++bad;
+      worst = std::max(worst, std::isnan(excess) ? 1e9 : excess);
+    }
+  }
+  EXPECT_EQ(bad, 0U) << name_of(c.format) << " [" << c.rows << ", " << c.cols << "] x " << c.tokens << " groups "
+                     << c.groups << " quantise " << c.quantise << " x "
+                     << (c.x_carrier == Carrier::kBf16 ? "bf16" : "f32") << ": worst " << worst
+                     << " of what is allowed";
+}
+
+TEST_F(Linear, EveryFormatAndNumberOfTokens) {
+  for (const Format f : {kF32, kBf16, kFp8, kFp8F32, kFp4, kFp4F32}) {
+    const bool quantised = f.dtype == DType::kF8E4M3 || f.dtype == DType::kFp4x2;
+    for (const std::int64_t tokens : {0, 1, 2, 7, 8, 9, 17, 31, 32, 33, 64, 65, 100, 129}) {
+      expect_like_reference(device(), reference(), {f, 96, 512, tokens, 1, quantised, Carrier::kF32, Carrier::kF32});
+      expect_like_reference(device(), reference(), {f, 96, 512, tokens, 1, false, Carrier::kBf16, Carrier::kBf16});
+      expect_like_reference(device(), reference(), {f, 96, 512, tokens, 1, false, Carrier::kF32, Carrier::kF32});
+    }
+  }
+}
+
+TEST_F(Linear, EdgesOfRowsAndColumns) {
+  for (const std::int64_t rows : {1, 6, 15, 16, 17, 31, 33, 127, 128, 129, 200}) {
+    for (const std::int64_t tokens : {1, 9, 70}) {
+      for (const Format f : {kBf16, kFp8, kFp4}) {
+        expect_like_reference(device(), reference(), {f, rows, 256, tokens, 1, f.dtype != DType::kBf16});
+      }
+    }
+  }
+  for (const std::int64_t tokens : {1, 9, 70}) {
+    for (const std::int64_t cols : {1, 3, 16, 17, 32, 64, 96, 100, 112, 127, 128, 144, 160, 1000}) {
+      expect_like_reference(device(), reference(), {kBf16, 24, cols, tokens});
+      expect_like_reference(device(), reference(), {kF32, 24, cols, tokens});
+    }
+    for (const std::int64_t cols : {32, 64, 96, 160})
+      expect_like_reference(device(), reference(), {kFp4, 24, cols, tokens, 1, true});
+    expect_like_reference(device(), reference(), {kFp8, 24, 144, tokens, 1, true});
+  }
+}
+
+TEST_F(Linear, EveryNumberOfSegments) {
+  for (const std::int64_t cols : {896, 1024, 1536, 2048, 3072, 4096, 7168, 8192}) {
+    for (const Format f : {kBf16, kFp8, kFp4}) {
+      for (const std::int64_t tokens : {1, 20, 66}) {
+        expect_like_reference(device(), reference(),
+                              {f, 40, cols, tokens, 1, f.dtype != DType::kBf16, Carrier::kBf16, Carrier::kBf16});
+      }
+    }
+  }
+}
+
+TEST_F(Linear, Groups) {
+  for (const Format f : {kBf16, kFp8}) {
+    for (const std::int64_t tokens : {0, 1, 9, 70}) {
+      expect_like_reference(device(), reference(),
+                            {f, 8 * 128, 1024, tokens, 8, false, Carrier::kBf16, Carrier::kBf16});
+      expect_like_reference(device(), reference(), {f, 2 * 64, 128, tokens, 2});
+      expect_like_reference(device(), reference(),
+                            {f, 2 * 40, 128, tokens, 2});  // groups that end inside a scale block
+    }
+  }
+}
+
+// A token's outputs are its own, to the bit: not changed by the others, nor by which kernel their number chose.
+TEST_F(Linear, ATokensOutputsAreItsOwn) {
+  for (const Format f : {kBf16, kFp8, kFp4}) {
+    for (const std::int64_t cols : {128, 1024, 2048, 4096}) {
+      for (const Carrier x_carrier : {Carrier::kF32, Carrier::kBf16}) {
+        const std::int64_t rows = 48;
+        const TwinWeight w(f, rows, cols, 5);
+        Twin<float> x(normal(200 * cols, 6, 1, x_carrier));
+        const auto run = [&](std::int64_t first, std::int64_t tokens) {
+          const auto y = Twin<float>::poisoned(tokens * rows);
+          device().linear({.x = x.on_device(200, cols).slice(first, tokens),
+                           .w = w.on_device(),
+                           .y = y.on_device(tokens, rows),
+                           .x_carrier = x_carrier});
+          return y.fetch();
+        };
+        const auto all = run(0, 200);
+        for (const std::int64_t tokens : {1, 8, 9, 32, 33, 64, 65}) {
+          const auto some = run(3, tokens);
+          const std::vector<float> want(all.begin() + 3 * rows, all.begin() + (3 + tokens) * rows);
+          EXPECT_EQ(some, want) << name_of(f) << " " << cols << " inputs, " << tokens << " tokens";
+        }
+        EXPECT_EQ(run(0, 200), all) << "again";
+      }
+    }
+  }
+}
+
+TEST_F(Linear, NanAndInfinityStayInTheirRow) {
+  for (const Format f : {kBf16, kFp8, kFp4}) {
+    for (const bool quantise : {false, true}) {
+      if (quantise && f.dtype == DType::kBf16) continue;
+      for (const std::int64_t tokens : {3, 40, 100}) {
+        const TwinWeight w(f, 32, 256, 8);
+        std::vector<float> values = normal(tokens * 256, 9);
+        values[256 + 100] = std::numeric_limits<float>::quiet_NaN();
+        values[2 * 256 + 7] = std::numeric_limits<float>::infinity();
+        Twin<float> x(values);
+        const auto y = Twin<float>::poisoned(tokens * 32);
+        device().linear(
+            {.x = x.on_device(tokens, 256), .w = w.on_device(), .y = y.on_device(tokens, 32), .quantise_x = quantise});
+        const auto got = y.fetch();
+        for (std::int64_t t = 0; t < tokens; ++t) {
+          for (std::int64_t o = 0; o < 32; ++o) {
+            const float v = got[static_cast<std::size_t>(t * 32 + o)];
+            if (t == 2) continue;  // an infinity times what has either sign
+            EXPECT_EQ(std::isnan(v), t == 1) << t << " " << o;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Linear, RealGeometries) {
+  expect_like_reference(device(), reference(), {kFp8, 1024, 4096, 1, 1, true, Carrier::kBf16, Carrier::kBf16});
+  expect_like_reference(device(), reference(), {kFp8, 512, 4096, 3, 1, true, Carrier::kBf16, Carrier::kBf16});
+  expect_like_reference(device(), reference(), {kBf16, 256, 4096, 5, 1, false, Carrier::kBf16, Carrier::kF32});
+  expect_like_reference(device(), reference(), {kFp8, 1024, 4096, 70, 1, true, Carrier::kBf16, Carrier::kBf16});
+}
+
+}  // namespace
+}  // namespace fathom::testing

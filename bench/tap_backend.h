@@ -1,0 +1,118 @@
+// TapBackend: passes everything on to another backend and keeps a copy of every operation, so that one kind of
+// operation of a step can be run alone, again and again.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/backend.h"
+
+namespace fathom::bench {
+
+struct Tapped {
+  std::string name;
+  double bytes = 0;  // that have to move at least: weights and cache entries read, rows read and written
+  std::function<void(ops::Backend&)> run;
+};
+
+class TapBackend final : public ops::Backend {
+ public:
+  explicit TapBackend(ops::Backend& to) : to_(to) {}
+
+  std::vector<Tapped> taken() { return std::exchange(taken_, {}); }
+
+  std::string_view name() const override { return to_.name(); }
+  Result<ops::Buffer> allocate(std::size_t bytes) override { return to_.allocate(bytes); }
+  void copy_in(std::byte* to, const void* from, std::size_t bytes) override { to_.copy_in(to, from, bytes); }
+  void copy_out(void* to, const std::byte* from, std::size_t bytes) override { to_.copy_out(to, from, bytes); }
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override { to_.copy(to, from, bytes); }
+  Result<const std::byte*> adopt(std::span<const std::byte> weights) override { return to_.adopt(weights); }
+  Result<> finish() override { return to_.finish(); }
+
+  void embed(const ops::Embed& op) override { keep("embed", bytes_of(op.x) * 2, op, &Backend::embed); }
+  void linear(const ops::Linear& op) override {
+    keep(linear_name(op), bytes_of(op.w) + bytes_of(op.x) + bytes_of(op.y), op, &Backend::linear);
+  }
+  void rms_norm(const ops::RmsNorm& op) override { keep("rms_norm", bytes_of(op.x) * 2, op, &Backend::rms_norm); }
+  void rope_table(const ops::RopeTable& op) override {
+    keep("rope_table", bytes_of(op.cos) * 2, op, &Backend::rope_table);
+  }
+  void hc_pre(const ops::HcPre& op) override {
+    keep("hc_pre", bytes_of(op.streams) + bytes_of(op.x) + 24.0 * 4 * static_cast<double>(op.streams.cols), op,
+         &Backend::hc_pre);
+  }
+  void hc_post(const ops::HcPost& op) override {
+    keep("hc_post", bytes_of(op.streams) * 2 + bytes_of(op.y), op, &Backend::hc_post);
+  }
+  void hc_head(const ops::HcHead& op) override { keep("hc_head", bytes_of(op.streams), op, &Backend::hc_head); }
+  void query_heads(const ops::QueryHeads& op) override {
+    keep("query_heads", bytes_of(op.q) * 2, op, &Backend::query_heads);
+  }
+  void window_entries(const ops::WindowEntries& op) override {
+    keep("window_entries", bytes_of(op.kv) * 2, op, &Backend::window_entries);
+  }
+  void sparse_attention(const ops::SparseAttention& op) override {
+    double rows = op.window;
+    if (op.entries.ratio != 0) {
+      const double exist = static_cast<double>(op.batch.longest) / op.entries.ratio;
+      rows += op.selected.data != nullptr ? std::min(exist, static_cast<double>(op.selected.cols)) : exist;
+    }
+    const char* name = op.entries.ratio == 0   ? "attention (window)"
+                       : op.entries.ratio == 4 ? "attention (4)"
+                                               : "attention (128)";
+    keep(name,
+         bytes_of(op.q) + bytes_of(op.out) + rows * op.batch.n_segments * static_cast<double>(op.ring.codec.bytes()),
+         op, &Backend::sparse_attention);
+  }
+  void store_window(const ops::StoreWindow& op) override {
+    keep("store_window", bytes_of(op.kv), op, &Backend::store_window);
+  }
+  void compress(const ops::Compress& op) override { keep("compress", bytes_of(op.kv) * 3, op, &Backend::compress); }
+  void index_query(const ops::IndexQuery& op) override {
+    keep("index_query", bytes_of(op.q) * 2, op, &Backend::index_query);
+  }
+  void index_select(const ops::IndexSelect& op) override {
+    const double keys = static_cast<double>(op.batch.longest) / op.keys.ratio * op.batch.n_segments;
+    keep("index_select", keys * static_cast<double>(op.keys.codec.bytes()) + bytes_of(op.q), op,
+         &Backend::index_select);
+  }
+  void route(const ops::Route& op) override { keep("route", bytes_of(op.logits), op, &Backend::route); }
+  void experts(const ops::Experts& op) override {
+    // Distinct experts of random routing, and the shared one.
+    const double e = op.n_routed;
+    double unused = e;
+    for (std::int64_t t = 0; t < op.x.rows; ++t) unused *= 1 - static_cast<double>(op.experts.cols) / e;
+    const auto weights = [](const ops::ExpertWeights& w) { return bytes_of(w.w1) + bytes_of(w.w3) + bytes_of(w.w2); };
+    keep("experts", (e - unused) * weights(op.routed_like) + weights(op.shared) + bytes_of(op.x) + bytes_of(op.y), op,
+         &Backend::experts);
+  }
+  void mtp_input(const ops::MtpInput& op) override { keep("mtp_input", bytes_of(op.x) * 2, op, &Backend::mtp_input); }
+
+ private:
+  template <class T>
+  static double bytes_of(const Mat<T>& m) {
+    return static_cast<double>(m.rows * m.cols) * sizeof(T);
+  }
+  static double bytes_of(const ops::Weight& w) {
+    double scales = 0;
+    if (w.dtype == DType::kFp4x2) scales = static_cast<double>(w.rows * w.cols / 32);
+    if (w.dtype == DType::kF8E4M3) scales = static_cast<double>((w.rows / 128) * (w.cols / 128));
+    return static_cast<double>(w.rows * w.row_bytes()) + scales * static_cast<double>(size_of(w.scale_dtype));
+  }
+  static std::string linear_name(const ops::Linear& op) {
+    return fmt::format("linear {} [{}, {}]{}", fathom::name_of(op.w.dtype), op.w.rows, op.w.cols,
+                       op.groups > 1 ? fmt::format(" x {} groups", op.groups) : "");
+  }
+  template <class Op>
+  void keep(std::string name, double bytes, const Op& op, void (Backend::*method)(const Op&)) {
+    taken_.push_back({std::move(name), bytes, [op, method](Backend& b) { (b.*method)(op); }});
+    (to_.*method)(op);
+  }
+
+  ops::Backend& to_;
+  std::vector<Tapped> taken_;
+};
+
+}  // namespace fathom::bench

@@ -47,6 +47,9 @@ class TapBackend final : public ops::Backend {
     keep("hc_post", bytes_of(op.streams) * 2 + bytes_of(op.y), op, &Backend::hc_post);
   }
   void hc_head(const ops::HcHead& op) override { keep("hc_head", bytes_of(op.streams), op, &Backend::hc_head); }
+  void stream_mean(const ops::StreamMean& op) override {
+    keep("stream_mean", bytes_of(op.streams), op, &Backend::stream_mean);
+  }
   void query_heads(const ops::QueryHeads& op) override {
     keep("query_heads", bytes_of(op.q) * 2, op, &Backend::query_heads);
   }

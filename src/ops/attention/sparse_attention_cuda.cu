@@ -52,8 +52,9 @@ struct Visible {
 
   __device__ Visible(const SparseAttention& op, const Segment& s, std::int64_t t) : segment(s), selected(nullptr) {
     const int position = op.batch.positions[t];
-    first = max(0, position - op.window + 1);
-    n_window = position - first + 1;
+    const bool block = op.pattern == Pattern::kDraftBlock;
+    first = max(0, (block ? s.start : position + 1) - op.window);
+    n_window = (block ? s.start + s.tokens : position + 1) - first;
     n = n_window;
     if (op.entries.ratio == 0) return;
     const int exist = (position + 1) / op.entries.ratio;
@@ -323,7 +324,7 @@ __global__ void store_window(StoreWindow op, DeviceRing ring) {
 
 // The most rows that a token of this step can see.
 std::int64_t most_rows(const SparseAttention& op) {
-  std::int64_t n = op.window;
+  const std::int64_t n = op.window + (op.pattern == Pattern::kDraftBlock ? op.batch.tokens : 0);
   if (op.entries.ratio == 0) return n;
   const std::int64_t exist = op.batch.longest / op.entries.ratio;
   return n + (op.selected.data != nullptr ? std::min<std::int64_t>(exist, op.selected.cols) : exist);
@@ -335,6 +336,7 @@ void run(Context& c, const SparseAttention& op) {
   const auto dim = static_cast<int>(op.kv.cols);
   FATHOM_CHECK(op.q.cols == op.heads * op.kv.cols && op.out.cols == op.q.cols, "heads of the entries' width");
   FATHOM_CHECK(op.ring.capacity >= op.window, "the ring holds the window");
+  FATHOM_CHECK(op.pattern == Pattern::kCausal || op.entries.ratio == 0, "draft blocks see no compressed entries");
   FATHOM_CHECK(dim % 4 == 0 && dim <= kMostDim && op.cos.cols * 2 <= dim, "heads of up to 512 dims");
   const Shape s = shape_of(dim);
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));

@@ -90,6 +90,7 @@ class CudaBackend final : public Backend {
   void hc_pre(const HcPre& op) override { launch(op); }
   void hc_post(const HcPost& op) override { launch(op); }
   void hc_head(const HcHead& op) override { launch(op); }
+  void stream_mean(const StreamMean& op) override { launch(op); }
   void query_heads(const QueryHeads& op) override { launch(op); }
   void window_entries(const WindowEntries& op) override { launch(op); }
   void sparse_attention(const SparseAttention& op) override { launch(op); }

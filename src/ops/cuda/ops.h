@@ -26,6 +26,7 @@ void run(Context& c, const RopeTable& op);
 void run(Context& c, const HcPre& op);
 void run(Context& c, const HcPost& op);
 void run(Context& c, const HcHead& op);
+void run(Context& c, const StreamMean& op);
 void run(Context& c, const QueryHeads& op);
 void run(Context& c, const WindowEntries& op);
 void run(Context& c, const SparseAttention& op);

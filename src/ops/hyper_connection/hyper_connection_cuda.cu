@@ -184,6 +184,15 @@ __global__ void post(HcPost op) {
   }
 }
 
+__global__ void stream_mean(Mat<const float> streams, Mat<float> y, int n, Carrier carrier) {
+  const std::int64_t t = blockIdx.x;
+  for (std::int64_t i = threadIdx.x; i < y.cols; i += kThreads) {
+    float sum = 0;
+    for (int c = 0; c < n; ++c) sum += streams.data[t * streams.ld + c * y.cols + i];
+    y.data[t * y.ld + i] = carry_to(sum / static_cast<float>(n), carrier);
+  }
+}
+
 // Launches the sums over slices; returns the scratch that holds them.
 const float* run_mix(Context& c, Mat<const float> streams, const float* fn, int n, int slices) {
   auto* partial = reinterpret_cast<float*>(
@@ -229,6 +238,13 @@ void run(Context& c, const HcHead& op) {
   const float* partial = run_mix(c, op.streams, op.site.fn, streams, slices);
   launch(c, "hc_head", head, dim3(static_cast<unsigned>(op.streams.rows)), kTokenThreads,
          sizeof(float) * static_cast<std::size_t>(op.y.cols), op, partial, slices, streams);
+}
+
+void run(Context& c, const StreamMean& op) {
+  const auto streams = static_cast<int>(op.streams.cols / op.y.cols);
+  FATHOM_CHECK(op.streams.cols == streams * op.y.cols && op.streams.rows == op.y.rows, "C streams of d");
+  launch(c, "stream_mean", stream_mean, dim3(static_cast<unsigned>(op.y.rows)), kThreads, 0, op.streams, op.y, streams,
+         op.carrier);
 }
 
 void run(Context& c, const HcPost& op) {

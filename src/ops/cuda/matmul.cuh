@@ -1,4 +1,5 @@
 // The kernels of matmul.h, for one weight format each; matmul_FORMAT_cuda.cu instantiates them.
+// Long file: the two ways to multiply share their tiles, orders and decoders, and are read beside each other.
 //
 // Tensor units multiply 16 rows of W by 16 inputs with 16 inputs by 8 tokens. Lane (g, t) = (lane / 4, lane % 4) holds
 // rows g and g + 8 of W and token g of x, for 4 inputs at a time. Which 4 of a block of 128 is ours to say: lane t

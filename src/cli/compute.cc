@@ -1,14 +1,14 @@
 #include "cli/compute.h"
 
 #include <CLI/CLI.hpp>
-#include <string_view>
+#include <string>
 
 namespace fathom::cli {
 namespace {
 
 Result<std::unique_ptr<ops::Backend>> make_backend(const ComputeOptions& o) {
-  std::string_view name = o.backend;
-  if (name.empty()) name = o.device == "auto" || o.device == "cpu" ? "cpu" : o.device;
+  std::string name = o.backend.empty() ? o.device : o.backend;
+  if (name == "auto") name = "cpu";
   if (name == "ref") return ops::make_ref_backend();
   if (name == "cpu") return ops::make_cpu_backend({.threads = o.threads});
   return fail(Code::kInvalid, "--device {}: this build has the devices auto and cpu", name);

@@ -182,7 +182,8 @@ void expect_every_cut_alike(const Pieces& pieces, const ParserOptions& options, 
 // field-faults.md 8 (vllm#53227 and its kin): the same events however the stream is cut, down to single bytes.
 TEST(StreamParserProperty, EveryCutOfEveryVectorGivesTheSameEvents) {
   std::mt19937 random(2);
-  for (const Json& c : read_vectors("encoding/parse-tolerant.json")["cases"]) {
+  const auto vectors = read_vectors("encoding/parse-tolerant.json");
+  for (const Json& c : vectors["cases"]) {
     expect_every_cut_alike(pieces_of(c["input"]), options_of(c["input"]), end_of(c["input"]), random);
     if (HasFatalFailure()) FAIL() << c["id"];
   }
@@ -191,7 +192,8 @@ TEST(StreamParserProperty, EveryCutOfEveryVectorGivesTheSameEvents) {
 // The same answers as token ids, as the model would sample them: a control token is an id, its spelling is not.
 TEST(StreamParserVectors, TolerantByTokenIds) {
   const auto format = ChatFormat::load(std::filesystem::path(FATHOM_SOURCE_DIR) / "models/fathom-tiny").value();
-  for (const Json& c : read_vectors("encoding/parse-tolerant.json")["cases"]) {
+  const auto vectors = read_vectors("encoding/parse-tolerant.json");
+  for (const Json& c : vectors["cases"]) {
     TokenParser parser(format, options_of(c["input"]));
     Outcome got;
     for (const Piece& piece : pieces_of(c["input"])) {

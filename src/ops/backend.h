@@ -92,7 +92,8 @@ class Backend {
 std::unique_ptr<Backend> make_ref_backend();
 
 struct CpuOptions {
-  int threads = 0;  // 0: the usable cores (base/thread_pool.h)
+  int threads = 0;       // 0: the usable cores (base/thread_pool.h)
+  bool bf16_dot = true;  // use the processor's bf16 dot product where it gives the same bits; off: to compare
 };
 
 // The fast one for host memory: SIMD for the instruction set found at run time, threads. `float` and `official`

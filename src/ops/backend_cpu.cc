@@ -9,7 +9,8 @@ namespace {
 
 class CpuBackend final : public Backend {
  public:
-  explicit CpuBackend(const CpuOptions& options) : pool_(options.threads > 0 ? options.threads : usable_cores()) {}
+  explicit CpuBackend(const CpuOptions& options)
+      : pool_(options.threads > 0 ? options.threads : usable_cores()), bf16_dot_(options.bf16_dot) {}
 
   std::string_view name() const override { return "cpu"; }
   bool on_host() const override { return true; }
@@ -47,12 +48,13 @@ class CpuBackend final : public Backend {
       if (op.carrier == Carrier::kBf16) return ref::run(op);
     }
     scratch_.reset();
-    cpu::Context context = {pool_, scratch_};
+    cpu::Context context = {pool_, scratch_, bf16_dot_};
     cpu::run(op, context);
   }
 
   ThreadPool pool_;
   cpu::Scratch scratch_;
+  bool bf16_dot_;
 };
 
 }  // namespace

@@ -44,6 +44,7 @@ class Scratch {
 struct Context {
   ThreadPool& pool;
   Scratch& scratch;
+  bool bf16_dot = true;  // CpuOptions
 };
 
 void run(const Embed& op, Context& ctx);

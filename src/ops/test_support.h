@@ -150,14 +150,17 @@ void for_each_target(const Body& body) {
 // Backends of 1 to 3 threads, made once per test.
 class Backends {
  public:
-  Backend& threads(int n) {
-    auto& b = made_[static_cast<std::size_t>(n)];
-    if (b == nullptr) b = make_cpu_backend({.threads = n});
-    return *b;
-  }
+  Backend& threads(int n) { return made(made_[static_cast<std::size_t>(n)], {.threads = n}); }
+  // One thread, without the processor's bf16 dot product.
+  Backend& plain() { return made(plain_, {.threads = 1, .bf16_dot = false}); }
 
  private:
+  static Backend& made(std::unique_ptr<Backend>& b, const CpuOptions& options) {
+    if (b == nullptr) b = make_cpu_backend(options);
+    return *b;
+  }
   std::unique_ptr<Backend> made_[4];
+  std::unique_ptr<Backend> plain_;
 };
 
 }  // namespace fathom::ops::testing

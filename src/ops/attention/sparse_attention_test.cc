@@ -25,6 +25,11 @@ struct Case {
   EntryFormat format = EntryFormat::kFp8RopeF32;
 };
 
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  for (const testing::Span& s : c.spans) out << s.start << "+" << s.tokens << " ";
+  return out << "heads=" << c.heads << " dim=" << c.dim << " window=" << c.window << " ratio=" << c.ratio;
+}
+
 struct Fixture {
   explicit Fixture(const Case& c_, std::uint32_t seed = 21)
       : c(c_),

@@ -23,6 +23,11 @@ struct Case {
   bool quantise;
 };
 
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  for (const testing::Span& s : c.spans) out << s.start << "+" << s.tokens << " ";
+  return out << "ratio=" << c.ratio << " dim=" << c.dim << (c.kind == EntryKind::kIndex ? " index" : " main");
+}
+
 struct Fixture {
   explicit Fixture(const Case& c_)
       : c(c_),

@@ -14,6 +14,10 @@ struct Case {
   std::int64_t dim;
 };
 
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << "T=" << c.tokens << " C=" << c.streams << " d=" << c.dim;
+}
+
 class HyperConnectionDiff : public ::testing::TestWithParam<Case> {
  protected:
   HyperConnectionDiff()

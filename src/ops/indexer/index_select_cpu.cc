@@ -99,10 +99,11 @@ namespace {
 
 HWY_EXPORT(ScoreKeys);
 
-// Larger for larger scores; minus zero equals zero, NaN is 0, below every number.
+// Larger for larger scores; NaN is 0, below every number. A score is a sum that starts from zero, so it is never minus
+// zero.
 std::uint32_t rank(float score) {
   if (std::isnan(score)) return 0;
-  const auto bits = std::bit_cast<std::uint32_t>(score + 0.0F);
+  const auto bits = std::bit_cast<std::uint32_t>(score);
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
 }
 

@@ -22,6 +22,11 @@ struct Case {
   EntryFormat format = EntryFormat::kFp4;
 };
 
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  for (const testing::Span& s : c.spans) out << s.start << "+" << s.tokens << " ";
+  return out << "heads=" << c.heads << " dim=" << c.dim << " k=" << c.k;
+}
+
 struct Fixture {
   explicit Fixture(const Case& c_)
       : c(c_),

@@ -17,12 +17,10 @@ void run(const Linear& op, Context& ctx) {
   const std::int64_t group_rows = op.w.rows / op.groups;
   const std::int64_t blocks = (op.x.rows + kTokens - 1) / kTokens;
   const std::int64_t most = std::min(op.x.rows, kTokens);
-  const std::int64_t scratch_size = product_scratch(op.w, most);
-  float* scratch = ctx.scratch.take<float>(scratch_size * ctx.pool.size());
   const auto** x_rows = ctx.scratch.take<const float*>(op.groups * op.x.rows);
   auto** y_rows = ctx.scratch.take<float*>(op.x.rows);
   for (std::int64_t t = 0; t < op.x.rows; ++t) {
-    for (std::int64_t g = 0; g < op.groups; ++g) x_rows[g * op.x.rows + t] = x.row(t) + g * x.group_cols;
+    for (std::int64_t g = 0; g < op.groups; ++g) x_rows[g * op.x.rows + t] = x.row(t) + g * x.group_floats;
     y_rows[t] = op.y.row(t);
   }
   // A turn is some rows of one group; few rows of many tokens (hyper-connections) are cut by tokens instead.
@@ -34,7 +32,7 @@ void run(const Linear& op, Context& ctx) {
     const std::int64_t slices =
         per_group * op.groups >= ctx.pool.size() ? 1 : std::min<std::int64_t>(ctx.pool.size(), (tokens + 15) / 16);
     const std::int64_t slice = (tokens + slices - 1) / slices;
-    ctx.pool.parallel_for(per_group * op.groups * slices, 1, [&](std::int64_t begin, std::int64_t end, int worker) {
+    ctx.pool.parallel_for(per_group * op.groups * slices, 1, [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t i = begin; i < end; ++i) {
         const std::int64_t t = first + i % slices * slice;
         const std::int64_t n = std::min(slice, first + tokens - t);
@@ -42,7 +40,7 @@ void run(const Linear& op, Context& ctx) {
         const std::int64_t g = i / slices / per_group;
         const std::int64_t row = i / slices % per_group * rows;
         multiply_rows(op.w, g * group_rows + row, g * group_rows + std::min(row + rows, group_rows),
-                      x_rows + g * op.x.rows + t, n, y_rows + t, scratch + worker * scratch_size);
+                      x_rows + g * op.x.rows + t, n, x.pairs, y_rows + t);
       }
     });
   }

@@ -84,6 +84,9 @@ TEST_P(LinearDiff, CpuMatchesReferenceOnEveryTarget) {
       run(c, w.w, x, again, backends.threads(threads));
       EXPECT_TRUE(again.same(got)) << threads << " threads";
     }
+    Rows plain(c.tokens, c.rows);
+    run(c, w.w, x, plain, backends.plain());
+    EXPECT_TRUE(plain.same(got)) << "without the bf16 dot product";
     if (!fma) return;
     EXPECT_TRUE(!have_first || got.same(first)) << "differs from the other targets";
     first = got;

@@ -18,23 +18,31 @@ HWY_BEFORE_NAMESPACE();
 namespace fathom::ops::HWY_NAMESPACE {
 namespace {
 
+// Floats of a row of x to the next chunk.
+template <class F>
+inline constexpr std::int64_t kStride = 16 * F::kSteps;
+
 // ---- Few tokens: weights go from memory through registers into the sums, each byte once.
 
-// kRows rows of one chunk times kTokens rows of x.
+// kRows rows of one chunk times kTokens rows of x. at: where the chunk begins in the rows of x.
 template <class F, int kRows, int kTokens>
-HWY_INLINE void add_chunk(const F& format, const Bytes* rows, const Lanes* scale, const float* const* x, std::int64_t k,
-                          Lanes (&acc)[kRows][kTokens]) {
+HWY_INLINE void add_chunk(const F& format, const Bytes* rows, const Lanes* scale, const float* const* x,
+                          std::int64_t at, Lanes (&acc)[kRows][kTokens]) {
+  constexpr int kHalf = F::kSteps / 2;
   Lanes sum[kRows][kTokens];
   FATHOM_UNROLL for (int r = 0; r < kRows; ++r) {
     FATHOM_UNROLL for (int t = 0; t < kTokens; ++t) sum[r][t] = F::kScaled ? zero_lanes() : acc[r][t];
   }
   FATHOM_UNROLL for (int half = 0; half < 2; ++half) {
     FATHOM_UNROLL for (int r = 0; r < kRows; ++r) {
-      Lanes w[4];
+      Lanes w[kHalf];
       format.decode(rows[r], half, w);
-      FATHOM_UNROLL for (int i = 0; i < 4; ++i) {
+      FATHOM_UNROLL for (int i = 0; i < kHalf; ++i) {
         FATHOM_UNROLL for (int t = 0; t < kTokens; ++t) {
-          sum[r][t] = fma(load_lanes(x[t] + k + 64 * half + 16 * i), w[i], sum[r][t]);
+          const Lanes v = load_lanes(x[t] + at + 16 * (kHalf * half + i));
+          FATHOM_UNROLL for (int p = 0; p < kParts; ++p) {
+            sum[r][t].part[p] = F::multiply_add(v.part[p], w[i].part[p], sum[r][t].part[p]);
+          }
         }
       }
     }
@@ -93,14 +101,14 @@ HWY_INLINE void add_tail(const F& format, const Weight& w, std::int64_t row, con
     if constexpr (F::kScaled) scale[0] = format.scale(tail.w, 0, 0);
     Lanes one[1][kTokens];
     FATHOM_UNROLL for (int t = 0; t < kTokens; ++t) one[0][t] = acc[r][t];
-    add_chunk<F, 1, kTokens>(format, &bytes, scale, x, w.cols / kChunk * kChunk, one);
+    add_chunk<F, 1, kTokens>(format, &bytes, scale, x, w.cols / kChunk * kStride<F>, one);
     FATHOM_UNROLL for (int t = 0; t < kTokens; ++t) acc[r][t] = one[0][t];
   }
 }
 
 template <class F>
 HWY_INLINE bool row_is_nan(const Weight& w, std::int64_t row) {
-  if constexpr (std::is_same_v<F, Fp8Format>) {
+  if constexpr (requires { F::kNanInTable; }) {
     if constexpr (!F::kNanInTable) return has_nan_code(bytes_of(w.data + row * w.row_bytes()), w.row_bytes());
   }
   return false;
@@ -114,8 +122,6 @@ HWY_INLINE float finish(float sum) {
 template <class F, int kRows, int kTokens>
 HWY_NOINLINE void stream_rows(const F& format, const Weight& w, std::int64_t row, const float* const* x,
                               float* const* y) {
-  // Far enough ahead to hide memory, near enough to stay in the first cache.
-  constexpr std::int64_t kAhead = 1024;
   Lanes acc[kRows][kTokens];
   FATHOM_UNROLL for (int r = 0; r < kRows; ++r) {
     FATHOM_UNROLL for (int t = 0; t < kTokens; ++t) acc[r][t] = zero_lanes();
@@ -128,10 +134,17 @@ HWY_NOINLINE void stream_rows(const F& format, const Weight& w, std::int64_t row
     Lanes scale[kRows];
     FATHOM_UNROLL for (int r = 0; r < kRows; ++r) {
       rows[r] = first + r * row_bytes + c * F::kChunkBytes;
-      for (int line = 0; line < F::kChunkBytes; line += 64) hwy::Prefetch(rows[r] + kAhead + line);
+      // Rows taken together are short runs that the processor's own prefetchers notice late: fetch the same place of
+      // the next rows, to the second cache (x passes through the first meanwhile).
+      if constexpr (kRows > 1) {
+        for (int line = 0; line < F::kChunkBytes; line += 64)
+          __builtin_prefetch(rows[r] + kRows * row_bytes + line, 0, 2);
+      } else if constexpr (F::kFetchAhead > 0) {
+        hwy::Prefetch(rows[r] + F::kFetchAhead);
+      }
     }
     load_scales<F, kRows>(format, w, row, c, scale);
-    add_chunk<F, kRows, kTokens>(format, rows, scale, x, c * kChunk, acc);
+    add_chunk<F, kRows, kTokens>(format, rows, scale, x, c * kStride<F>, acc);
   }
   if (chunks * kChunk < w.cols) add_tail<F, kRows, kTokens>(format, w, row, x, acc);
   for (int r = 0; r < kRows; ++r) {
@@ -142,9 +155,19 @@ HWY_NOINLINE void stream_rows(const F& format, const Weight& w, std::int64_t row
   }
 }
 
+// Rows taken together: they share the loads of x, which for several tokens no longer stays in the first cache. One row
+// alone reads memory in order, which prefetchers like best.
+template <class F, int kTokens>
+constexpr int rows_together() {
+  if (kTokens == 1 || kParts > 2) return 1;
+  if (kParts == 2) return kTokens == 2 ? 2 : 1;  // as the registers allow
+  if (F::kSteps == 4) return kTokens == 2 ? 1 : 2;
+  return F::kScaled || kTokens == 2 ? 2 : 4;
+}
+
 template <class F, int kTokens>
 void stream(const Weight& w, std::int64_t begin, std::int64_t end, const float* const* x, float* const* y) {
-  constexpr int kRows = kTokens == 1 ? 4 : 2;
+  constexpr int kRows = rows_together<F, kTokens>();
   const F format;
   std::int64_t row = begin;
   for (; row < end && row % kRows != 0; ++row) stream_rows<F, 1, kTokens>(format, w, row, x, y);
@@ -152,160 +175,179 @@ void stream(const Weight& w, std::int64_t begin, std::int64_t end, const float* 
   for (; row < end; ++row) stream_rows<F, 1, kTokens>(format, w, row, x, y);
 }
 
-// ---- Many tokens: sixteen rows are decoded once into a panel, and small tiles of outputs are summed from it.
-
-constexpr int kPanelRows = 16;
-constexpr int kTileRows = 4;
-constexpr int kTileTokens = kWidth == 8 || HWY_TARGET == HWY_SSE4 ? 2 : 4;  // as the registers allow
-constexpr int kTokenBlock = 16;
-constexpr int kPanelRow = kChunk + 16;  // unscaled weights of one row, then its scale in every lane
+// A few rows times at most kBlockTokens tokens, four at a time: later passes find the rows in the first cache and
+// decode them again, which costs less than any detour through memory.
+constexpr std::int64_t kBlockTokens = 16;
 
 template <class F>
-void decode_panel(const F& format, const Weight& w, std::int64_t begin, std::int64_t rows, std::int64_t chunk,
-                  float* panel) {
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float* out = panel + r * kPanelRow;
-    Lanes v[4];
-    const auto put = [&](Bytes bytes) HWY_ATTR {
-      FATHOM_UNROLL for (int half = 0; half < 2; ++half) {
-        format.decode(bytes, half, v);
-        FATHOM_UNROLL for (int i = 0; i < 4; ++i) store_lanes(v[i], out + 64 * half + 16 * i);
-      }
-    };
-    if ((chunk + 1) * kChunk <= w.cols) {
-      put(bytes_of(w.data) + (begin + r) * w.row_bytes() + chunk * F::kChunkBytes);
-      if constexpr (F::kScaled) store_lanes(format.scale(w, begin + r, chunk), out + kChunk);
-    } else {
-      const Tail tail(format, w, begin + r);
-      put(tail.bytes);
-      if constexpr (F::kScaled) store_lanes(format.scale(tail.w, 0, 0), out + kChunk);
-    }
-  }
-  std::fill(panel + rows * kPanelRow, panel + (rows + kTileRows - 1) / kTileRows * kTileRows * kPanelRow, 0.0F);
-}
-
-// Four rows of a panel times kTokens rows of x, one chunk. acc: [kTileRows][kTokenBlock][16].
-template <bool kScaled, int kTokens>
-HWY_INLINE void add_tile(const float* HWY_RESTRICT panel, const float* const* x, std::int64_t k,
-                         float* HWY_RESTRICT acc) {
-  FATHOM_UNROLL for (int p = 0; p < kParts; ++p) {
-    V sum[kTileRows][kTokens];
-    const std::int64_t lane = p * kWidth;
-    FATHOM_UNROLL for (int r = 0; r < kTileRows; ++r) {
-      FATHOM_UNROLL for (int t = 0; t < kTokens; ++t) {
-        sum[r][t] = kScaled ? hn::Zero(D()) : hn::LoadU(D(), acc + (r * kTokenBlock + t) * 16 + lane);
+void stream_passes(const Weight& w, std::int64_t begin, std::int64_t end, const float* const* x, std::int64_t tokens,
+                   float* const* y) {
+  constexpr std::int64_t kRows = std::max(2, rows_together<F, 4>());
+  const std::int64_t passes = (tokens + 3) / 4;
+  for (std::int64_t row = begin; row < end;) {
+    const std::int64_t next = std::min(end, row + kRows - row % kRows);
+    for (std::int64_t i = 0; i < passes; ++i) {
+      const std::int64_t t = i * tokens / passes;
+      switch ((i + 1) * tokens / passes - t) {
+        case 1: stream<F, 1>(w, row, next, x + t, y + t); break;
+        case 2: stream<F, 2>(w, row, next, x + t, y + t); break;
+        case 3: stream<F, 3>(w, row, next, x + t, y + t); break;
+        default: stream<F, 4>(w, row, next, x + t, y + t);
       }
     }
-    FATHOM_UNROLL for (int n = 0; n < 8; ++n) {
-      V w[kTileRows];
-      FATHOM_UNROLL for (int r = 0; r < kTileRows; ++r) w[r] = hn::LoadU(D(), panel + r * kPanelRow + 16 * n + lane);
-      FATHOM_UNROLL for (int t = 0; t < kTokens; ++t) {
-        const V v = hn::LoadU(D(), x[t] + k + 16 * n + lane);
-        FATHOM_UNROLL for (int r = 0; r < kTileRows; ++r) sum[r][t] = hn::MulAdd(v, w[r], sum[r][t]);
-      }
-    }
-    FATHOM_UNROLL for (int r = 0; r < kTileRows; ++r) {
-      FATHOM_UNROLL for (int t = 0; t < kTokens; ++t) {
-        float* a = acc + (r * kTokenBlock + t) * 16 + lane;
-        if constexpr (kScaled) {
-          const V scale = hn::LoadU(D(), panel + r * kPanelRow + kChunk + lane);
-          hn::StoreU(hn::MulAdd(sum[r][t], scale, hn::LoadU(D(), a)), D(), a);
-        } else {
-          hn::StoreU(sum[r][t], D(), a);
-        }
-      }
-    }
+    row = next;
   }
 }
 
-template <bool kScaled>
-HWY_NOINLINE void add_panel(const float* panel, std::int64_t rows, const float* const* x, std::int64_t tokens,
-                            std::int64_t k, float* acc) {
-  for (std::int64_t r = 0; r < rows; r += kTileRows) {
-    const float* w = panel + r * kPanelRow;
-    float* a = acc + r * kTokenBlock * 16;
-    std::int64_t t = 0;
-    for (; t + kTileTokens <= tokens; t += kTileTokens) add_tile<kScaled, kTileTokens>(w, x + t, k, a + t * 16);
-    for (; t < tokens; ++t) add_tile<kScaled, 1>(w, x + t, k, a + t * 16);
-  }
-}
-
-template <class F>
-void panels(const Weight& w, std::int64_t begin, std::int64_t end, const float* const* x, std::int64_t tokens,
-            float* const* y, float* scratch) {
-  const F format;
-  const std::int64_t chunks = (w.cols + kChunk - 1) / kChunk;
-  float* acc = scratch;  // [kPanelRows][kTokenBlock][16]
-  float* panel = acc + kPanelRows * kTokenBlock * 16;
-  for (std::int64_t row = begin; row < end; row += kPanelRows) {
-    const std::int64_t rows = std::min<std::int64_t>(kPanelRows, end - row);
-    bool nan[kPanelRows];
-    for (std::int64_t r = 0; r < rows; ++r) nan[r] = row_is_nan<F>(w, row + r);
-    for (std::int64_t t = 0; t < tokens; t += kTokenBlock) {
-      const std::int64_t n = std::min<std::int64_t>(kTokenBlock, tokens - t);
-      std::fill(acc, acc + kPanelRows * kTokenBlock * 16, 0.0F);
-      for (std::int64_t c = 0; c < chunks; ++c) {
-        // One block of tokens: the decoded chunk never leaves the first cache. Several: the panel is kept for the
-        // others.
-        float* at = panel + (tokens <= kTokenBlock ? 0 : c * kPanelRows * kPanelRow);
-        if (t == 0) decode_panel(format, w, row, rows, c, at);
-        add_panel<F::kScaled>(at, rows, x + t, n, c * kChunk, acc);
-      }
-      for (std::int64_t i = 0; i < n; ++i) {
-        for (std::int64_t r = 0; r < rows; ++r) {
-          const float sum = finish<F>(sum_lanes(load_lanes(acc + (r * kTokenBlock + i) * 16)));
-          y[t + i][row + r] = nan[r] ? std::numeric_limits<float>::quiet_NaN() : sum;
-        }
-      }
-    }
-  }
-}
-
+// Many tokens: as many rows as half the second cache holds stay there while blocks of tokens pass by.
 template <class F>
 void multiply(const Weight& w, std::int64_t begin, std::int64_t end, const float* const* x, std::int64_t tokens,
-              float* const* y, float* scratch) {
-  switch (tokens) {
-    case 0: return;
-    case 1: return stream<F, 1>(w, begin, end, x, y);
-    case 2: return stream<F, 2>(w, begin, end, x, y);
-    case 3: return stream<F, 3>(w, begin, end, x, y);
-    case 4: return stream<F, 4>(w, begin, end, x, y);
-    default: return panels<F>(w, begin, end, x, tokens, y, scratch);
+              float* const* y) {
+  constexpr std::int64_t kBytes = 128 << 10;
+  if (tokens == 0) return;
+  if (tokens == 1) return stream<F, 1>(w, begin, end, x, y);
+  if (tokens == 2) return stream<F, 2>(w, begin, end, x, y);
+  if (tokens <= kBlockTokens) return stream_passes<F>(w, begin, end, x, tokens, y);
+  const std::int64_t rows = std::max<std::int64_t>(4, kBytes / w.row_bytes() / 4 * 4);
+  for (std::int64_t row = begin; row < end; row += rows) {
+    for (std::int64_t t = 0; t < tokens; t += kBlockTokens) {
+      stream_passes<F>(w, row, std::min(end, row + rows), x + t, std::min(kBlockTokens, tokens - t), y + t);
+    }
   }
 }
 
 void MultiplyRows(const Weight& w, std::int64_t begin, std::int64_t end, const float* const* x, std::int64_t tokens,
-                  float* const* y, float* scratch) {
+                  bool pairs, float* const* y) {
+  FATHOM_CHECK(w.dtype != DType::kFp4x2 || w.cols % quant::kFp4Block == 0, "FP4 rows are whole scale blocks");
+#if HWY_TARGET == HWY_AVX3_DL
+  if (pairs) {
+    if (w.dtype == DType::kF8E4M3) return multiply<Fp8Pairs>(w, begin, end, x, tokens, y);
+    return multiply<Fp4Pairs>(w, begin, end, x, tokens, y);
+  }
+#endif
+  FATHOM_CHECK(!pairs, "rows packed in pairs for an instruction set without them");
   switch (w.dtype) {
-    case DType::kF32: return multiply<F32Format>(w, begin, end, x, tokens, y, scratch);
-    case DType::kBf16: return multiply<Bf16Format>(w, begin, end, x, tokens, y, scratch);
-    case DType::kF8E4M3: return multiply<Fp8Format>(w, begin, end, x, tokens, y, scratch);
-    case DType::kFp4x2:
-      FATHOM_CHECK(w.cols % quant::kFp4Block == 0, "FP4 rows are whole scale blocks");
-      return multiply<Fp4Format>(w, begin, end, x, tokens, y, scratch);
+    case DType::kF32: return multiply<F32Format>(w, begin, end, x, tokens, y);
+    case DType::kBf16: return multiply<Bf16Format>(w, begin, end, x, tokens, y);
+    case DType::kF8E4M3: return multiply<Fp8Format>(w, begin, end, x, tokens, y);
+    case DType::kFp4x2: return multiply<Fp4Format>(w, begin, end, x, tokens, y);
     default: FATHOM_CHECK(false, "a weight is F32, BF16, F8_E4M3 or packed FP4");
   }
 }
 
-void PackRow(const float* x, std::int64_t groups, const Weight& w, bool quantise, float* packed) {
+#if HWY_TARGET == HWY_AVX3_DL
+// Two columns that are exact in bf16, hence with zeros below, in one 32-bit lane.
+template <class DF, class VF>
+HWY_INLINE VF join(DF d, VF upper, VF lower) {
+  const hn::RebindToUnsigned<DF> du;
+  return hn::BitCast(d, hn::Or(hn::BitCast(du, upper), hn::ShiftRight<16>(hn::BitCast(du, lower))));
+}
+
+// A chunk in column order to the order of FP8's lanes, in pairs. `to` may be `from`, or memory before it.
+HWY_INLINE void pair_columns(const float* from, float* to) {
+  for (int n = 0; n < 8; n += 2) {
+    FATHOM_UNROLL for (int p = 0; p < 16; p += kWidth) {
+      const V upper = hn::LoadU(D(), from + 16 * n + p);
+      const V lower = hn::LoadU(D(), from + 16 * (n + 1) + p);
+      hn::StoreU(join(D(), upper, lower), D(), to + 8 * n + p);
+    }
+  }
+}
+
+// The same for FP4: lane i of pair m joins columns 8i + m + 4 and 8i + m.
+HWY_INLINE void pair_nibbles(const float* from, float* to) {
+  const hn::CappedTag<float, 4> d4;
+  float pairs[64];
+  for (int i = 0; i < 16; ++i) {
+    hn::StoreU(join(d4, hn::LoadU(d4, from + 8 * i + 4), hn::LoadU(d4, from + 8 * i)), d4, pairs + 4 * i);
+  }
+  V m[4];
+  hn::LoadInterleaved4(D(), pairs, m[0], m[1], m[2], m[3]);
+  FATHOM_UNROLL for (int j = 0; j < 4; ++j) hn::StoreU(m[j], D(), to + 16 * j);
+}
+
+void pair_row(bool fp4, std::int64_t chunks, float* packed) {
+  for (std::int64_t c = 0; c < chunks; ++c) {
+    const float* from = packed + c * kChunk;
+    float* to = packed + c * (kChunk / 2);
+    if (fp4) {
+      pair_nibbles(from, to);
+    } else {
+      pair_columns(from, to);
+    }
+  }
+}
+#else
+void pair_row(bool, std::int64_t, float*) { FATHOM_CHECK(false, "an instruction set without pairs"); }
+#endif
+
+void deal_out_nibbles(float* chunk) {
+  float columns[kChunk];
+  std::copy_n(chunk, kChunk, columns);
+  for (int n = 0; n < 8; ++n) {
+    for (int i = 0; i < 16; ++i) chunk[16 * n + i] = columns[8 * i + kFp4Order[n]];
+  }
+}
+
+void PackRow(const float* x, std::int64_t groups, const Weight& w, bool quantise, bool pairs, float* packed) {
   const std::int64_t cols = w.cols;
   const std::int64_t padded = cpu::padded_cols(cols);
-  // Quantised as one row (its blocks do not know groups), from the back, so that groups move apart without overlap.
   std::copy_n(x, groups * cols, packed);
+  // Quantised as one row: its blocks do not know groups.
   if (quantise) fp8_round_trip(packed, groups * cols, quant::kActBlock);
-  for (std::int64_t g = groups - 1; g >= 0; --g) {
+  // From the back: groups move apart without overlap.
+  for (std::int64_t g = groups - 1; g >= 0 && padded != cols; --g) {
     float* to = packed + g * padded;
     std::copy_backward(packed + g * cols, packed + (g + 1) * cols, to + cols);
     std::fill(to + cols, to + padded, 0.0F);
   }
-  if (w.dtype != DType::kFp4x2) return;
-  for (std::int64_t c = 0; c < groups * padded; c += kChunk) {
-    float chunk[kChunk];
-    std::copy_n(packed + c, kChunk, chunk);
-    for (int i = 0; i < 16; ++i) {
-      for (int n = 0; n < 8; ++n) packed[c + 16 * n + i] = chunk[8 * i + n];
+  const bool fp4 = w.dtype == DType::kFp4x2;
+  if (pairs) return pair_row(fp4, groups * padded / kChunk, packed);
+  for (std::int64_t c = 0; fp4 && c < groups * padded; c += kChunk) deal_out_nibbles(packed + c);
+}
+
+// Whether the bf16 dot product of this processor is two fused multiply-adds, the upper half first: manuals say so in
+// different words, so it is tried on numbers of all sizes.
+bool PairsAreExact() {
+#if HWY_TARGET == HWY_AVX3_DL
+  static const bool exact = [] {
+    if (__builtin_cpu_supports("avx512bf16") == 0) return false;
+    std::uint32_t state = 1;
+    const auto random = [&state](int exponents, std::uint32_t mask) {
+      state = state * 1664525U + 1013904223U;
+      const std::uint32_t exponent =
+          127U + (state >> 8) % static_cast<unsigned>(exponents) - static_cast<unsigned>(exponents / 2);
+      return std::bit_cast<float>(((state & 0x80000000U) | exponent << 23 | ((state * 747796405U) >> 9)) & mask);
+    };
+    for (int round = 0; round < 256; ++round) {
+      alignas(64) float x[2][16];
+      alignas(64) float w[2][16];
+      alignas(64) float xs[16];
+      alignas(64) float ws[16];
+      alignas(64) float sum[16];
+      for (int i = 0; i < 16; ++i) {
+        for (int half = 0; half < 2; ++half) {
+          x[half][i] = random(20, 0xffff0000U);
+          w[half][i] = random(16, 0xffff0000U);
+        }
+        const auto join = [](float upper, float lower) {
+          return std::bit_cast<float>(std::bit_cast<std::uint32_t>(upper) | std::bit_cast<std::uint32_t>(lower) >> 16);
+        };
+        xs[i] = join(x[0][i], x[1][i]);
+        ws[i] = join(w[0][i], w[1][i]);
+        sum[i] = random(30, 0xffffffffU);
+      }
+      const V got = PairSteps::multiply_add(hn::Load(D(), xs), hn::Load(D(), ws), hn::Load(D(), sum));
+      const V first = hn::MulAdd(hn::Load(D(), x[0]), hn::Load(D(), w[0]), hn::Load(D(), sum));
+      const V want = hn::MulAdd(hn::Load(D(), x[1]), hn::Load(D(), w[1]), first);
+      if (!hn::AllTrue(D(), hn::Eq(got, want))) return false;
     }
-  }
+    return true;
+  }();
+  return exact;
+#else
+  return false;
+#endif
 }
 
 }  // namespace
@@ -318,44 +360,42 @@ namespace {
 
 HWY_EXPORT(MultiplyRows);
 HWY_EXPORT(PackRow);
+HWY_EXPORT(PairsAreExact);
 
 constexpr std::int64_t kFewTokens = 4;
 
 }  // namespace
 
-void pack_row(const float* x, std::int64_t groups, const Weight& w, bool quantise, float* packed) {
-  HWY_DYNAMIC_DISPATCH(PackRow)(x, groups, w, quantise, packed);
+bool use_pairs(const Weight& w, std::int64_t groups, bool quantise, const Context& ctx) {
+  return quantise && w.quantised() && (groups == 1 || w.cols % 128 == 0) && ctx.bf16_dot &&
+         HWY_DYNAMIC_DISPATCH(PairsAreExact)();
+}
+
+void pack_row(const float* x, std::int64_t groups, const Weight& w, bool quantise, bool pairs, float* packed) {
+  HWY_DYNAMIC_DISPATCH(PackRow)(x, groups, w, quantise, pairs, packed);
 }
 
 PackedRows pack_rows(Mat<const float> x, std::int64_t groups, const Weight& w, bool quantise, Context& ctx) {
-  const std::int64_t group_cols = padded_cols(w.cols);
-  if (!quantise && w.dtype != DType::kFp4x2 && group_cols == w.cols && x.rows <= kFewTokens) {
-    return {x.data, x.ld, group_cols};
+  const bool pairs = use_pairs(w, groups, quantise, ctx);
+  const std::int64_t padded = padded_cols(w.cols);
+  if (!quantise && w.dtype != DType::kFp4x2 && padded == w.cols && x.rows <= kFewTokens) {
+    return {x.data, x.ld, padded, false};
   }
-  // Rows 512 bytes apart modulo 4096: sixteen of them do not fight for the same sets of the first cache.
-  const std::int64_t ld = (groups * group_cols + 1023) / 1024 * 1024 + 128;
+  const std::int64_t ld = packed_ld(groups * padded);
   float* packed = ctx.scratch.take<float>(x.rows * ld);
   ctx.pool.parallel_for(x.rows, grain(x.rows, 4 * x.cols, 1, ctx), [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t t = begin; t < end; ++t) pack_row(x.row(t), groups, w, quantise, packed + t * ld);
+    for (std::int64_t t = begin; t < end; ++t) pack_row(x.row(t), groups, w, quantise, pairs, packed + t * ld);
   });
-  return {packed, ld, group_cols};
+  return {packed, ld, pairs ? padded / 2 : padded, pairs};
 }
 
 void multiply_rows(const Weight& w, std::int64_t begin, std::int64_t end, const float* const* x, std::int64_t tokens,
-                   float* const* y, float* scratch) {
-  HWY_DYNAMIC_DISPATCH(MultiplyRows)(w, begin, end, x, tokens, y, scratch);
-}
-
-std::int64_t product_scratch(const Weight& w, std::int64_t tokens) {
-  constexpr std::int64_t kRows = 16;
-  constexpr std::int64_t kBlock = 16;
-  if (tokens <= kFewTokens) return 0;
-  const std::int64_t chunks = tokens <= kBlock ? 1 : padded_cols(w.cols) / 128;
-  return kRows * kBlock * 16 + chunks * kRows * (128 + 16);
+                   bool pairs, float* const* y) {
+  HWY_DYNAMIC_DISPATCH(MultiplyRows)(w, begin, end, x, tokens, pairs, y);
 }
 
 std::int64_t product_grain(const Weight& w, std::int64_t rows, std::int64_t tokens, const Context& ctx) {
-  return grain(rows, w.cols * (1 + tokens) / 4, tokens <= kFewTokens ? 4 : 16, ctx);
+  return grain(rows, w.cols * (1 + tokens) / 4, 16, ctx);
 }
 
 }  // namespace fathom::ops::cpu

@@ -122,6 +122,9 @@ class Run {
 
   static bool fp8(const Experts& op, const ExpertWeights& e) { return op.quantise && e.w1.quantised(); }
 
+  const PackedRows& input_of(const ExpertWeights& e) const { return &e == &op_.shared ? x_shared_ : x_routed_; }
+  bool z_pairs(const ExpertWeights& e) const { return use_pairs(e.w2, 1, fp8(op_, e), ctx_); }
+
   // x in front of the routed experts and of the shared one: their formats may differ. Memory of a wave.
   void pack_inputs() {
     const Weight& routed = op_.n_routed > 0 ? op_.routed[0].w1 : op_.shared.w1;
@@ -133,9 +136,8 @@ class Run {
       const Weight& packed_for = &e == &op_.shared ? op_.shared.w1 : routed;
       FATHOM_CHECK(e.w1.dtype == packed_for.dtype && e.w3.dtype == packed_for.dtype, "w1 and w3 of one format");
       inner_ = std::max(inner_, e.w1.rows);
-      scratch_ = std::max({scratch_, product_scratch(e.w1, groups_[g].n), product_scratch(e.w2, groups_[g].n)});
     }
-    z_ld_ = (padded_cols(inner_) + 1023) / 1024 * 1024 + 128;
+    z_ld_ = packed_ld(padded_cols(inner_));
     x_ = ctx_.scratch.take<const float*>(most_pairs_);
     z_ = ctx_.scratch.take<float>(most_pairs_ * z_ld_);
     up_ = ctx_.scratch.take<float>(most_pairs_ * z_ld_);
@@ -148,7 +150,6 @@ class Run {
       up_rows_[i] = up_ + i * z_ld_;
       y_rows_[i] = y_ + i * op_.y.cols;
     }
-    workers_ = ctx_.scratch.take<float>(scratch_ * ctx_.pool.size());
     for (std::int64_t t = 0; t < op_.y.rows; ++t) std::fill_n(op_.y.row(t), op_.y.cols, 0.0F);
   }
 
@@ -156,16 +157,16 @@ class Run {
     const std::int64_t first = groups_[begin].first;
     const std::int64_t n = groups_[end - 1].first + groups_[end - 1].n - first;
     for (std::int64_t g = begin; g < end; ++g) {
-      const PackedRows& x = groups_[g].expert == &op_.shared ? x_shared_ : x_routed_;
+      const PackedRows& x = input_of(*groups_[g].expert);
       for (std::int64_t i = 0; i < groups_[g].n; ++i) {
         const std::int64_t at = groups_[g].first + i;
         x_[at - first] = x.row(token_of_[at]);
       }
     }
-    over_rows(begin, end, &ExpertWeights::w1, [&](const Group& g, std::int64_t row, std::int64_t last, float* scratch) {
+    over_rows(begin, end, &ExpertWeights::w1, [&](const Group& g, std::int64_t row, std::int64_t last) {
       const std::int64_t at = g.first - first;
-      multiply_rows(g.expert->w1, row, last, x_ + at, g.n, z_rows_ + at, scratch);
-      multiply_rows(g.expert->w3, row, last, x_ + at, g.n, up_rows_ + at, scratch);
+      multiply_rows(g.expert->w1, row, last, x_ + at, g.n, input_of(*g.expert).pairs, z_rows_ + at);
+      multiply_rows(g.expert->w3, row, last, x_ + at, g.n, input_of(*g.expert).pairs, up_rows_ + at);
       for (std::int64_t i = at; i < at + g.n; ++i) {
         HWY_DYNAMIC_DISPATCH(SwiGlu)
         (z_rows_[i] + row, up_rows_[i] + row, last - row, op_.swiglu_limit, weight_of_[first + i], z_rows_[i] + row);
@@ -175,12 +176,12 @@ class Run {
     ctx_.pool.parallel_for(n, grain(n, 4 * inner_, 1, ctx_), [&](std::int64_t b, std::int64_t e, int) {
       for (std::int64_t i = b; i < e; ++i) {
         const ExpertWeights& expert = *group_of(begin, end, first + i).expert;
-        pack_row(z_rows_[i], 1, expert.w2, fp8(op_, expert), up_rows_[i]);
+        pack_row(z_rows_[i], 1, expert.w2, fp8(op_, expert), z_pairs(expert), up_rows_[i]);
       }
     });
-    over_rows(begin, end, &ExpertWeights::w2, [&](const Group& g, std::int64_t row, std::int64_t last, float* scratch) {
+    over_rows(begin, end, &ExpertWeights::w2, [&](const Group& g, std::int64_t row, std::int64_t last) {
       const std::int64_t at = g.first - first;
-      multiply_rows(g.expert->w2, row, last, up_rows_ + at, g.n, y_rows_ + at, scratch);
+      multiply_rows(g.expert->w2, row, last, up_rows_ + at, g.n, z_pairs(*g.expert), y_rows_ + at);
     });
     add_results(first, n);
   }
@@ -191,7 +192,7 @@ class Run {
              1);
   }
 
-  // body(group, first row, last row, scratch) over the rows of one weight of all experts of a wave, as one flat list.
+  // body(group, first row, last row) over the rows of one weight of all experts of a wave, as one flat list.
   template <class Body>
   void over_rows(std::int64_t begin, std::int64_t end, Weight ExpertWeights::*weight, const Body& body) {
     std::int64_t rows = 0;
@@ -206,12 +207,12 @@ class Run {
     const std::int64_t step =
         std::min(product_grain(groups_[begin].expert->*weight, rows, tokens, ctx_), std::max<std::int64_t>(most, 1));
     const std::int64_t per_expert = (most + step - 1) / step;
-    ctx_.pool.parallel_for((end - begin) * per_expert, 1, [&](std::int64_t b, std::int64_t e, int worker) {
+    ctx_.pool.parallel_for((end - begin) * per_expert, 1, [&](std::int64_t b, std::int64_t e, int) {
       for (std::int64_t i = b; i < e; ++i) {
         const Group& g = groups_[begin + i / per_expert];
         const std::int64_t row = i % per_expert * step;
         const std::int64_t last = std::min(row + step, (g.expert->*weight).rows);
-        if (row < last) body(g, row, last, workers_ + worker * scratch_);
+        if (row < last) body(g, row, last);
       }
     });
   }
@@ -240,7 +241,6 @@ class Run {
   std::int64_t most_pairs_ = 0;  // of a wave
   std::int64_t inner_ = 0;
   std::int64_t z_ld_ = 0;
-  std::int64_t scratch_ = 0;  // floats per worker
   PackedRows x_routed_;
   PackedRows x_shared_;
   const float** x_ = nullptr;  // per pair of a wave, as all that follow
@@ -250,7 +250,6 @@ class Run {
   float** z_rows_ = nullptr;
   float** up_rows_ = nullptr;
   float** y_rows_ = nullptr;
-  float* workers_ = nullptr;
 };
 
 }  // namespace

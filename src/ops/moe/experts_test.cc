@@ -23,6 +23,11 @@ struct Case {
   bool quantise;
 };
 
+std::ostream& operator<<(std::ostream& out, const Case& c) {
+  return out << name_of(c.routed) << " " << name_of(c.shared) << " T=" << c.tokens << " d=" << c.d
+             << " inner=" << c.inner;
+}
+
 class ExpertsDiff : public ::testing::TestWithParam<Case> {};
 
 struct Fixture {
@@ -109,6 +114,9 @@ TEST_P(ExpertsDiff, CpuMatchesReferenceOnEveryTarget) {
       f.run(again, backends.threads(threads));
       EXPECT_TRUE(again.same(got)) << threads;
     }
+    Rows plain(c.tokens, c.d);
+    f.run(plain, backends.plain());
+    EXPECT_TRUE(plain.same(got)) << "without the bf16 dot product";
     for (std::int64_t t = 0; t < c.tokens; t += std::max<std::int64_t>(1, c.tokens / 5)) {
       Rows alone(1, c.d);
       f.run(alone, backends.threads(2), t, 1);

@@ -53,6 +53,10 @@ struct HeadsCase {
   std::int64_t pairs;
 };
 
+std::ostream& operator<<(std::ostream& out, const HeadsCase& c) {
+  return out << "T=" << c.tokens << " heads=" << c.heads << " dim=" << c.dim << " pairs=" << c.pairs;
+}
+
 struct Angles {
   Rows cos;
   Rows sin;

@@ -40,12 +40,24 @@ HWY_INLINE float scale_value(const Weight& w, std::int64_t index) {
   return quant::ue8m0_value(static_cast<std::uint8_t>(w.scales[index]));
 }
 
-struct F32Format {
+// The nibble of a 32-bit lane that each step takes: n / 2 places from the bottom, first in the upper half, then in the
+// lower.
+inline constexpr int kFp4Order[8] = {4, 0, 5, 1, 6, 2, 7, 3};
+
+// Most formats: a register of weights for each step, multiplied by the register of x of that step.
+struct PlainSteps {
+  static constexpr int kSteps = 8;  // per chunk; x takes 16 * kSteps floats
+  static constexpr int kFetchAhead =
+      0;  // bytes to prefetch ahead of the weights in use; 0: the processor does it better
+  static HWY_INLINE V multiply_add(V x, V w, V sum) { return hn::MulAdd(x, w, sum); }
+};
+
+struct F32Format : PlainSteps {
   static constexpr bool kScaled = false;
   static constexpr float kUnit = 1;
   static constexpr int kChunkBytes = 4 * kChunk;
 
-  // Steps 4*quarter .. of a chunk.
+  // The steps of the first or second half of a chunk.
   HWY_INLINE void decode(Bytes chunk, int half, Lanes* out) const {
     FATHOM_UNROLL for (int i = 0; i < 4; ++i) {
       const int n = 4 * half + i;
@@ -56,7 +68,7 @@ struct F32Format {
   }
 };
 
-struct Bf16Format {
+struct Bf16Format : PlainSteps {
   static constexpr bool kScaled = false;
   static constexpr float kUnit = 1;
   static constexpr int kChunkBytes = 2 * kChunk;
@@ -94,16 +106,16 @@ inline constexpr Fp8Tables kFp8Tables = [] {
   // taking the lower and upper halves of the 32-bit lanes gives columns in order.
   for (unsigned i = 0; i < 16; ++i) {
     const unsigned block = i / 4 * 16 + i % 4 * 2;
-    t.order[block] = static_cast<std::uint8_t>(i);
-    t.order[block + 1] = static_cast<std::uint8_t>(i + 16);
-    t.order[block + 8] = static_cast<std::uint8_t>(i + 32);
-    t.order[block + 9] = static_cast<std::uint8_t>(i + 48);
+    t.order[block + 1] = static_cast<std::uint8_t>(i);
+    t.order[block] = static_cast<std::uint8_t>(i + 16);
+    t.order[block + 9] = static_cast<std::uint8_t>(i + 32);
+    t.order[block + 8] = static_cast<std::uint8_t>(i + 48);
   }
   return t;
 }();
 #endif
 
-struct Fp8Format {
+struct Fp8Format : PlainSteps {
   static constexpr bool kScaled = true;
   static constexpr bool kScalePerRow = false;  // 128 rows share one
   static constexpr float kUnit = 0x1p-8F;      // E4M3 with its exponent read as that of f16
@@ -122,17 +134,23 @@ struct Fp8Format {
         sign(_mm512_set1_epi8(static_cast<char>(0x80))),
         upper(_mm512_set1_epi32(static_cast<int>(0xffff0000U))) {}
 
-  HWY_INLINE void decode(Bytes chunk, int half, Lanes* out) const {
+  // The 64 codes of half a chunk as bf16: lane i of `first` has column 16 + i below column i, `last` the next 32 alike.
+  HWY_INLINE void decode_words(Bytes chunk, int half, __m512i& first, __m512i& last) const {
     const __m512i codes = _mm512_permutexvar_epi8(order, _mm512_loadu_si512(chunk + 64 * half));
     const __m512i low = _mm512_permutex2var_epi8(low0, codes, low1);
     __m512i high = _mm512_permutex2var_epi8(high0, codes, high1);
     high = _mm512_ternarylogic_epi32(high, codes, sign, 0xf8);  // high | (codes & sign)
-    const __m512i first = _mm512_unpacklo_epi8(low, high);
-    const __m512i last = _mm512_unpackhi_epi8(low, high);
-    out[0].part[0].raw = _mm512_castsi512_ps(_mm512_slli_epi32(first, 16));
-    out[1].part[0].raw = _mm512_castsi512_ps(_mm512_and_si512(first, upper));
-    out[2].part[0].raw = _mm512_castsi512_ps(_mm512_slli_epi32(last, 16));
-    out[3].part[0].raw = _mm512_castsi512_ps(_mm512_and_si512(last, upper));
+    first = _mm512_unpacklo_epi8(low, high);
+    last = _mm512_unpackhi_epi8(low, high);
+  }
+  HWY_INLINE void decode(Bytes chunk, int half, Lanes* out) const {
+    __m512i first;
+    __m512i last;
+    decode_words(chunk, half, first, last);
+    out[0].part[0].raw = _mm512_castsi512_ps(_mm512_and_si512(first, upper));
+    out[1].part[0].raw = _mm512_castsi512_ps(_mm512_slli_epi32(first, 16));
+    out[2].part[0].raw = _mm512_castsi512_ps(_mm512_and_si512(last, upper));
+    out[3].part[0].raw = _mm512_castsi512_ps(_mm512_slli_epi32(last, 16));
   }
 #else
   static constexpr bool kNanInTable = false;
@@ -174,7 +192,7 @@ HWY_INLINE bool has_nan_code(Bytes codes, std::int64_t n) {
   return found;
 }
 
-struct Fp4Format {
+struct Fp4Format : PlainSteps {
   static constexpr bool kScaled = true;
   static constexpr bool kScalePerRow = true;
   static constexpr float kUnit = 2;  // twice an E2M1 value is an integer
@@ -189,14 +207,14 @@ struct Fp4Format {
   HWY_INLINE void decode(Bytes chunk, int half, Lanes* out) const {
     const __m512i nibbles = _mm512_loadu_si512(chunk);  // the permute looks at the lowest four bits of each lane
     FATHOM_UNROLL for (int i = 0; i < 4; ++i) {
-      out[i].part[0].raw =
-          _mm512_permutexvar_ps(_mm512_srli_epi32(nibbles, static_cast<unsigned>(4 * (4 * half + i))), values);
+      const auto shift = static_cast<unsigned>(4 * kFp4Order[4 * half + i]);
+      out[i].part[0].raw = _mm512_permutexvar_ps(_mm512_srli_epi32(nibbles, shift), values);
     }
   }
 #elif HWY_TARGET == HWY_SCALAR
   HWY_INLINE void decode(Bytes chunk, int half, Lanes* out) const {
     for (int i = 0; i < 4; ++i) {
-      const int n = 4 * half + i;
+      const int n = kFp4Order[4 * half + i];
       for (int p = 0; p < kParts; ++p) {
         const unsigned code = (chunk[4 * p + n / 2] >> (4 * (n % 2))) & 15U;
         out[i].part[p] = hn::Set(D(), static_cast<float>(kDoubled[code]));
@@ -213,16 +231,16 @@ struct Fp4Format {
       const auto pairs = hn::LoadU(d8, chunk + 4 * p * kWidth);
       const auto even = hn::BitCast(d32, hn::TableLookupBytes(table, hn::And(pairs, nibble)));
       const auto odd = hn::BitCast(d32, hn::TableLookupBytes(table, hn::ShiftRight<4>(pairs)));
-      if (half == 0) {
-        out[0].part[p] = signed_byte<24>(even);
-        out[1].part[p] = signed_byte<24>(odd);
-        out[2].part[p] = signed_byte<16>(even);
-        out[3].part[p] = signed_byte<16>(odd);
-      } else {
+      if (half == 0) {  // nibbles 4, 0, 5, 1
         out[0].part[p] = signed_byte<8>(even);
-        out[1].part[p] = signed_byte<8>(odd);
-        out[2].part[p] = signed_byte<0>(even);
-        out[3].part[p] = signed_byte<0>(odd);
+        out[1].part[p] = signed_byte<24>(even);
+        out[2].part[p] = signed_byte<8>(odd);
+        out[3].part[p] = signed_byte<24>(odd);
+      } else {  // 6, 2, 7, 3
+        out[0].part[p] = signed_byte<0>(even);
+        out[1].part[p] = signed_byte<16>(even);
+        out[2].part[p] = signed_byte<0>(odd);
+        out[3].part[p] = signed_byte<16>(odd);
       }
     }
   }
@@ -269,6 +287,65 @@ struct Fp4Format {
     return r;
   }
 };
+
+#if HWY_TARGET == HWY_AVX3_DL
+// Quantised activations and 4- and 8-bit weights are exact in bf16, and the processor's bf16 dot product adds both
+// products of a pair by fused multiply-adds, the upper half first, each rounded to nearest even: two steps of dot16 in
+// one instruction, with the same bits. It flushes subnormals, which these operands cannot reach (smallest product
+// 2^-48). pairs_are_exact() asks the processor.
+struct PairSteps {
+  static constexpr int kSteps = 4;  // of two columns a lane
+  static constexpr int kFetchAhead = 0;
+  static HWY_INLINE V multiply_add(V x, V w, V sum) {
+    // Highway 1.0.3 has no target for it, and a compiler intrinsic would need one.
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(w.raw), "vm"(x.raw));
+    return sum;
+  }
+};
+
+struct Fp8Pairs : PairSteps, private Fp8Format {
+  using Fp8Format::kChunkBytes;
+  using Fp8Format::kNanInTable;
+  using Fp8Format::kScaled;
+  using Fp8Format::kScalePerRow;
+  using Fp8Format::kUnit;
+  using Fp8Format::scale;
+  using PairSteps::kFetchAhead;
+  using PairSteps::kSteps;
+  using PairSteps::multiply_add;
+
+  HWY_INLINE Fp8Pairs() {}
+  HWY_INLINE void decode(Bytes chunk, int half, Lanes* out) const {
+    __m512i first;
+    __m512i last;
+    decode_words(chunk, half, first, last);
+    out[0].part[0].raw = _mm512_castsi512_ps(first);
+    out[1].part[0].raw = _mm512_castsi512_ps(last);
+  }
+};
+
+struct Fp4Pairs : PairSteps, private Fp4Format {
+  using Fp4Format::kChunkBytes;
+  using Fp4Format::kScaled;
+  using Fp4Format::kScalePerRow;
+  using Fp4Format::kUnit;
+  using Fp4Format::scale;
+  using PairSteps::kSteps;
+  using PairSteps::multiply_add;
+  static constexpr int kFetchAhead = 2048;
+  __m512i words;  // the upper halves of `values`, twice: the permute looks at five bits of each 16-bit lane
+
+  HWY_INLINE Fp4Pairs()
+      : words(_mm512_broadcast_i64x4(_mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_castps_si512(values), 16)))) {}
+  HWY_INLINE void decode(Bytes chunk, int half, Lanes* out) const {
+    const __m512i nibbles = _mm512_loadu_si512(chunk);
+    FATHOM_UNROLL for (int i = 0; i < 2; ++i) {
+      const __m512i index = _mm512_srli_epi32(nibbles, static_cast<unsigned>(4 * (2 * half + i)));
+      out[i].part[0].raw = _mm512_castsi512_ps(_mm512_permutexvar_epi16(index, words));
+    }
+  }
+};
+#endif
 
 }  // namespace fathom::ops::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

@@ -63,8 +63,9 @@ HWY_INLINE void fp8_round_trip(float* x, std::int64_t n, std::int64_t block) {
     bool nan = false;
     const float top = std::max(max_abs(part, size, &nan), 1e-4F) * (1.0F / quant::kE4m3Max);
     const float scale = quant::ue8m0_value(quant::ue8m0_ceil(top));
+    const float inverse = 1 / scale;  // a power of two as well: multiplying rounds as dividing does
     for_each_register(size, [&](auto d, std::int64_t i) HWY_ATTR {
-      const auto v = hn::Div(hn::LoadU(d, part + i), hn::Set(d, scale));
+      const auto v = hn::Mul(hn::LoadU(d, part + i), hn::Set(d, inverse));
       const auto a = hn::Min(hn::Abs(v), hn::Set(d, quant::kE4m3Max));
       const auto r = hn::CopySign(round_mantissa<3>(d, a, 0x1p-6F, 0x1.8p14F), v);
       const auto not_number = hn::Set(d, std::numeric_limits<float>::quiet_NaN());
@@ -81,8 +82,9 @@ HWY_INLINE void fp4_round_trip(float* x, std::int64_t n) {
     bool nan = false;
     const float top = std::max(max_abs(part, size, &nan), quant::kE2m1Max * 0x1p-126F) * (1.0F / quant::kE2m1Max);
     const float scale = quant::ue8m0_value(nan ? std::uint8_t{255} : quant::ue8m0_ceil(top));
+    const float inverse = 1 / scale;
     for_each_register(size, [&](auto d, std::int64_t i) HWY_ATTR {
-      const auto v = hn::Div(hn::LoadU(d, part + i), hn::Set(d, scale));
+      const auto v = hn::Mul(hn::LoadU(d, part + i), hn::Set(d, inverse));
       const auto a = hn::Min(hn::Abs(v), hn::Set(d, quant::kE2m1Max));
       const auto r = hn::CopySign(round_mantissa<1>(d, a, 1.0F, 0x1.8p22F), v);
       hn::StoreU(hn::Mul(r, hn::Set(d, scale)), d, part + i);

@@ -160,5 +160,7 @@ Mat<float> filled(std::vector<float>& memory, std::int64_t rows, std::int64_t co
   return mat(memory, rows, cols);
 }
 
+void in_microseconds(benchmark::internal::Benchmark* b) { b->UseRealTime()->Unit(benchmark::kMicrosecond); }
+
 }  // namespace fathom::ops::bench
 #endif

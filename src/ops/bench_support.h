@@ -45,4 +45,7 @@ class Weights {
 
 Mat<float> filled(std::vector<float>& memory, std::int64_t rows, std::int64_t cols);
 
+// Wall-clock time. On a machine that others use too, ask for repetitions and read the median.
+void in_microseconds(benchmark::internal::Benchmark* b);
+
 }  // namespace fathom::ops::bench

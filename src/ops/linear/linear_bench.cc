@@ -30,7 +30,7 @@ constexpr std::int64_t kTokens[] = {1, 2, 3, 4, 5, 8, 16, 64, 256};
 
 void tokens(benchmark::internal::Benchmark* b) {
   for (const std::int64_t t : kTokens) b->Arg(t);
-  b->UseRealTime()->Unit(benchmark::kMicrosecond);
+  in_microseconds(b);
 }
 
 BENCHMARK(BM_Fp8)->Apply(tokens);

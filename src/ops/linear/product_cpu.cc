@@ -395,7 +395,7 @@ void multiply_rows(const Weight& w, std::int64_t begin, std::int64_t end, const 
 }
 
 std::int64_t product_grain(const Weight& w, std::int64_t rows, std::int64_t tokens, const Context& ctx) {
-  return grain(rows, w.cols * (1 + tokens) / 4, 16, ctx);
+  return grain(rows, w.cols * (1 + tokens) / 4, tokens <= kFewTokens ? 4 : 16, ctx);
 }
 
 }  // namespace fathom::ops::cpu

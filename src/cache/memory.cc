@@ -1,18 +1,16 @@
 #include "cache/memory.h"
 
-#include <cstring>
-
 #include "ops/host_memory.h"
 
 namespace fathom::cache {
 
 Result<ops::Buffer> HostMemory::allocate(std::size_t bytes) { return ops::allocate_host(bytes); }
-void HostMemory::copy(std::byte* to, const std::byte* from, std::size_t bytes) { std::memcpy(to, from, bytes); }
+void HostMemory::copy(std::byte* to, const std::byte* from, std::size_t bytes) { ops::copy_host(to, from, bytes); }
 void HostMemory::fetch(std::byte* to_host, const std::byte* from, std::size_t bytes) {
-  std::memcpy(to_host, from, bytes);
+  ops::copy_host(to_host, from, bytes);
 }
 void HostMemory::store(std::byte* to, const std::byte* from_host, std::size_t bytes) {
-  std::memcpy(to, from_host, bytes);
+  ops::copy_host(to, from_host, bytes);
 }
 
 Result<ops::Buffer> BackendMemory::allocate(std::size_t bytes) { return backend_.allocate(bytes); }

@@ -77,7 +77,7 @@ Result<ops::Batch> StepMemory::upload(std::span<const Chunk> chunks) {
                      .n_pages = static_cast<std::int32_t>(n_pages),
                      .slot = c.slot,
                      .pages = reinterpret_cast<std::byte* const*>(base + page_at)});
-    std::memcpy(staging_.data() + page_at, c.pages.data(), n_pages * sizeof(std::byte*));
+    if (n_pages > 0) std::memcpy(staging_.data() + page_at, c.pages.data(), n_pages * sizeof(std::byte*));
     page_at += n_pages * sizeof(std::byte*);
     for (std::int32_t i = 0; i < c.tokens(); ++i, ++row) {
       const std::size_t place = static_cast<std::size_t>(row) * sizeof(std::int32_t);

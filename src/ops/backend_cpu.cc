@@ -1,5 +1,3 @@
-#include <cstring>
-
 #include "ops/backend.h"
 #include "ops/cpu.h"
 #include "ops/host_memory.h"
@@ -16,9 +14,9 @@ class CpuBackend final : public Backend {
   bool on_host() const override { return true; }
 
   Result<Buffer> allocate(std::size_t bytes) override { return allocate_host(bytes); }
-  void copy_in(std::byte* to, const void* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
-  void copy_out(void* to, const std::byte* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
-  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override { std::memcpy(to, from, bytes); }
+  void copy_in(std::byte* to, const void* from, std::size_t bytes) override { copy_host(to, from, bytes); }
+  void copy_out(void* to, const std::byte* from, std::size_t bytes) override { copy_host(to, from, bytes); }
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) override { copy_host(to, from, bytes); }
   Result<const std::byte*> adopt(std::span<const std::byte> weights) override { return weights.data(); }
 
   void embed(const Embed& op) override { run(op); }

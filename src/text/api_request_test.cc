@@ -291,6 +291,14 @@ TEST(ApiRequest, TheParserKnowsWhatThePromptShowed) {
   EXPECT_FALSE(parser_options(ChatRequest(), ParserState::kContent).tools);
 }
 
+TEST(ApiRequest, EmptySystemTextsLeaveNoBlankLines) {
+  const std::string prompt = prompt_of(Dialect::kChat, R"({"reasoning_effort":"none","messages":[
+      {"role":"system","content":""},{"role":"system","content":"A"},{"role":"developer","content":""},
+      {"role":"system","content":"B"},{"role":"user","content":"x"}]})");
+  EXPECT_EQ(prompt,
+            "<\uFF5Cbegin\u2581of\u2581sentence\uFF5C>A\n\nB<\uFF5CUser\uFF5C>x<\uFF5CAssistant\uFF5C></think>");
+}
+
 TEST(ApiRequest, NoHeaderWhereNoneIsWanted) {
   const std::string prompt = prompt_of(
       Dialect::kChat,

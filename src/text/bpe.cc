@@ -67,10 +67,7 @@ Result<Bpe> Bpe::build(const TokenBytes& tokens, const std::vector<bool>& reserv
       return fail(Code::kCorrupt, "the vocabulary has no token for the byte 0x{:02x}", b);
     }
   }
-  bpe.pairs_.resize(table_size(merges.size()));
-  for (std::size_t rank = 0; rank < merges.size(); ++rank) {
-    FATHOM_TRY(bpe.index_merge(merges[rank], static_cast<std::int32_t>(rank)));
-  }
+  FATHOM_TRY(bpe.index_merges(merges));
   bpe.itself_ = std::make_unique<std::atomic<std::uint8_t>[]>(tokens.size());
   return bpe;
 }
@@ -96,12 +93,36 @@ Result<> Bpe::index_pieces(const std::vector<bool>& reserved) {
   return {};
 }
 
-Result<> Bpe::index_merge(const Merge& merge, std::int32_t rank) {
-  std::string whole(merge.first);
-  whole += merge.second;
-  const std::int32_t left = find(merge.first);
-  const std::int32_t right = find(merge.second);
-  const std::int32_t id = find(whole);
+// Three look-ups in a large table per merge: their places are fetched a few merges ahead, so that loading a vocabulary
+// does not wait for memory at each.
+Result<> Bpe::index_merges(const std::vector<Merge>& merges) {
+  constexpr std::size_t kAhead = 16;
+  pairs_.resize(table_size(merges.size()));
+  const std::size_t mask = pieces_.size() - 1;
+  std::array<std::array<std::uint32_t, 3>, kAhead> hashes;  // of left part, right part, whole
+  const auto parts = [&](std::size_t i) {
+    const auto& [whole, left] = merges[i];
+    return std::array<std::string_view, 3>{whole.substr(0, left), whole.substr(left), whole};
+  };
+  const auto fetch = [&](std::size_t i) {
+    const auto strings = parts(i);
+    for (std::size_t k = 0; k < 3; ++k) {
+      hashes[i % kAhead][k] = hash_bytes(strings[k]);
+      __builtin_prefetch(&pieces_[hashes[i % kAhead][k] & mask]);
+    }
+  };
+  for (std::size_t i = 0; i < std::min(kAhead, merges.size()); ++i) fetch(i);
+  for (std::size_t i = 0; i < merges.size(); ++i) {
+    const auto strings = parts(i);
+    std::array<std::int32_t, 3> ids = {};
+    for (std::size_t k = 0; k < 3; ++k) ids[k] = find(strings[k], hashes[i % kAhead][k]);
+    FATHOM_TRY(index_merge(ids[0], ids[1], ids[2], static_cast<std::int32_t>(i)));
+    if (i + kAhead < merges.size()) fetch(i + kAhead);
+  }
+  return {};
+}
+
+Result<> Bpe::index_merge(std::int32_t left, std::int32_t right, std::int32_t id, std::int32_t rank) {
   if (left < 0 || right < 0 || id < 0) {
     return fail(Code::kCorrupt, "merge {}: its {} is not in the vocabulary", rank,
                 left < 0    ? "left part"
@@ -122,8 +143,10 @@ Result<> Bpe::index_merge(const Merge& merge, std::int32_t rank) {
 }
 
 std::int32_t Bpe::find(std::string_view piece) const {
-  if (piece.size() > longest_) return -1;
-  const std::uint32_t hash = hash_bytes(piece);
+  return piece.size() > longest_ ? -1 : find(piece, hash_bytes(piece));
+}
+
+std::int32_t Bpe::find(std::string_view piece, std::uint32_t hash) const {
   const std::size_t mask = pieces_.size() - 1;
   for (std::size_t slot = hash & mask; pieces_[slot].id >= 0; slot = (slot + 1) & mask) {
     if (pieces_[slot].hash == hash && (*tokens_)[static_cast<std::size_t>(pieces_[slot].id)] == piece) {
@@ -214,16 +237,17 @@ class Bpe::Chain {
     }
     std::vector<Entry> entries;
     for (std::int32_t i = 0; i + 1 < n; ++i) {
-      if (look_up(i)) entries.emplace_back(node(i).rank, i);
+      if (look_up(i)) entries.push_back(entry(i));
     }
     heap_ = Heap(std::greater<>(), std::move(entries));
   }
 
   void merge_all() {
     while (!heap_.empty()) {
-      const auto [rank, at] = heap_.top();
+      const Entry top = heap_.top();
       heap_.pop();
-      if (node(at).rank == rank) merge(at);
+      const auto at = static_cast<std::int32_t>(top & 0xFFFFFFFFU);
+      if (entry(at) == top) merge(at);
     }
   }
 
@@ -241,10 +265,12 @@ class Bpe::Chain {
     std::int32_t rank;  // of the pair with the next symbol; kNoRank where there is none or this node is gone
     std::int32_t result;
   };
-  using Entry = std::pair<std::int32_t, std::int32_t>;  // rank, position
+  using Entry = std::uint64_t;  // rank above, position below: compares as the order of merging
   using Heap = std::priority_queue<Entry, std::vector<Entry>, std::greater<>>;
 
   Node& node(std::int32_t i) { return nodes_[static_cast<std::size_t>(i)]; }
+
+  Entry entry(std::int32_t i) { return pair_key(node(i).rank, i); }
 
   bool look_up(std::int32_t i) {
     Node& a = node(i);
@@ -261,8 +287,8 @@ class Bpe::Chain {
     a.next = gone.next;
     gone.rank = kNoRank;
     if (a.next >= 0) node(a.next).previous = at;
-    if (look_up(at)) heap_.emplace(a.rank, at);
-    if (a.previous >= 0 && look_up(a.previous)) heap_.emplace(node(a.previous).rank, a.previous);
+    if (look_up(at)) heap_.push(entry(at));
+    if (a.previous >= 0 && look_up(a.previous)) heap_.push(entry(a.previous));
   }
 
   const Bpe& bpe_;

@@ -7,14 +7,13 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "base/result.h"
 
 namespace fathom::text {
 
-// The byte strings of ids 0..size-1, in one block of memory.
+// The byte strings of ids 0..size-1, one behind the other in one block of memory.
 class TokenBytes {
  public:
   void reserve(std::size_t tokens, std::size_t bytes);
@@ -32,7 +31,11 @@ class TokenBytes {
 // Immutable once built (but for a memo that changes no result); encode may run on any number of threads.
 class Bpe {
  public:
-  using Merge = std::pair<std::string_view, std::string_view>;  // byte strings; rank = place in the list
+  // Two byte strings that become one; the rank is the place in the list.
+  struct Merge {
+    std::string_view whole;  // left part and right part
+    std::size_t left = 0;    // bytes of the left part
+  };
 
   // The ids that take part are those of `tokens` that are not `reserved` (a flag per id): no piece ever becomes a
   // reserved id. Errors (kCorrupt): a byte without a token, two tokens with one spelling, a merge whose parts or whole
@@ -57,8 +60,10 @@ class Bpe {
   class Chain;
 
   Result<> index_pieces(const std::vector<bool>& reserved);
-  Result<> index_merge(const Merge& merge, std::int32_t rank);
+  Result<> index_merges(const std::vector<Merge>& merges);
+  Result<> index_merge(std::int32_t left, std::int32_t right, std::int32_t whole, std::int32_t rank);
   std::int32_t find(std::string_view piece) const;
+  std::int32_t find(std::string_view piece, std::uint32_t hash) const;
   const PairSlot& merge_of(std::int32_t left, std::int32_t right) const;
   // Whether the rules of merging turn the spelling of `id` into `id` alone, which makes looking the piece up exact.
   bool merges_to_itself(std::int32_t id) const;

@@ -147,7 +147,10 @@ Result<> Tokenizer::State::index_merges(const TokenizerFile& file) {
     }
   }
   std::vector<Bpe::Merge> merges(file.merges.size());
-  for (std::size_t i = 0; i < merges.size(); ++i) merges[i] = {parts[2 * i], parts[2 * i + 1]};
+  for (std::size_t i = 0; i < merges.size(); ++i) {
+    const std::string_view left = parts[2 * i];  // the right part lies behind it
+    merges[i] = {{left.data(), left.size() + parts[2 * i + 1].size()}, left.size()};
+  }
   FATHOM_ASSIGN(bpe, Bpe::build(bytes, is_added, merges));
   return {};
 }

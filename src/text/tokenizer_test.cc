@@ -181,6 +181,21 @@ TEST(Tokenizer, SpecialModeTakesTheLongestAddedTokenAndCutsThere) {
   EXPECT_EQ(t.control_id("the"), std::nullopt);  // in the vocabulary, but no added token
 }
 
+TEST(Tokenizer, OfAddedTokensThatBeginAlikeTheLongestIsTaken) {
+  Json json = Json::parse(read_file(std::filesystem::path(FATHOM_SOURCE_DIR) / "models/fathom-tiny/tokenizer.json"));
+  int next = 3712;
+  for (const char* content : {"#a", "#abcd", "#ab"})
+    json["added_tokens"].push_back({{"id", next++}, {"content", content}});
+  const auto t = Tokenizer::parse(json.dump(), "test");
+  ASSERT_TRUE(t) << t.error().what;
+  const auto id_of = [&](const char* text) { return t->encode(text, Mode::kPlain); };
+  EXPECT_EQ(t->encode("#abcd", Mode::kSpecial), (Ids{3713}));
+  Ids expected = {3714};  // #ab, then text that only began like the longer one
+  for (const auto id : id_of("cx")) expected.push_back(id);
+  expected.push_back(3712);
+  EXPECT_EQ(t->encode("#abcx#a", Mode::kSpecial), expected);
+}
+
 TEST(Tokenizer, IdsOutsideTheVocabularyAreAnError) {
   const Tokenizer& t = tiny_tokenizer();
   for (const std::int32_t id : {t.vocab_size(), -1, 129280, INT32_MAX, INT32_MIN}) {
@@ -250,9 +265,11 @@ TEST(Bpe, ShortAndLongPiecesAgreeWithTheRuleItself) {
   const std::vector<std::pair<std::string, std::string>> rules = {{"a", "b"},  {"b", "a"},   {"ab", "ab"},  {"a", "a"},
                                                                   {"aa", "b"}, {"ba", "ba"}, {"abab", "a"}, {"b", "b"}};
   std::vector<Bpe::Merge> merges;
-  for (const auto& [left, right] : rules) {
-    tokens.push_back(left + right);
-    merges.emplace_back(left, right);
+  std::vector<std::string> wholes;
+  for (const auto& [left, right] : rules) wholes.push_back(left + right);
+  for (std::size_t i = 0; i < rules.size(); ++i) {
+    tokens.push_back(wholes[i]);
+    merges.push_back({wholes[i], rules[i].first.size()});
   }
   const auto bpe = Bpe::build(tokens, std::vector<bool>(tokens.size(), false), merges);
   ASSERT_TRUE(bpe) << bpe.error().what;

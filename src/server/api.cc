@@ -8,6 +8,7 @@
 
 #include "server/api_call.h"
 #include "server/json_out.h"
+#include "server/page.h"
 
 namespace fathom::server {
 namespace {
@@ -42,6 +43,7 @@ Api::Api(const text::ChatFormat& format, Generator& generator, ApiOptions option
 const std::vector<Api::Route>& Api::routes() {
   static const std::vector<Route> all = {
       {"", "GET", true, &Api::root},
+      {"page/", "GET", true, &Api::page},
       {"health", "GET", true, &Api::health},
       {"ping", "GET", true, &Api::health},
       {"version", "GET", true, &Api::version},
@@ -85,8 +87,8 @@ void Api::handle(std::shared_ptr<Exchange> exchange, HttpRequest request) {
   const std::string method = call.request.method == "HEAD" ? "GET" : call.request.method;
   const Route* found = nullptr;
   for (const Route& route : routes()) {
-    const bool matches =
-        route.endpoint == "v1/models/" ? starts(call.endpoint, route.endpoint) : call.endpoint == route.endpoint;
+    const bool matches = !route.endpoint.empty() && route.endpoint.back() == '/' ? starts(call.endpoint, route.endpoint)
+                                                                                 : call.endpoint == route.endpoint;
     if (matches && (found == nullptr || route.method == method)) found = &route;
   }
   if (found == nullptr) {
@@ -242,10 +244,18 @@ void Api::metrics(Call& call) {
 void Api::version(Call& call) { answer(call, Obj().str("version", FATHOM_VERSION).done()); }
 
 void Api::root(Call& call) {
+  if (wants_page(call.request)) return answer(call, page_answer(*page_file("index.html"), call.request));
   HttpAnswer a;
+  a.headers.emplace_back("Vary", "Accept");
   a.content_type = "text/plain; charset=utf-8";
   a.body = fmt::format("Fathom " FATHOM_VERSION " serves {}. The APIs are under /v1.\n", options_.model_id);
   answer(call, std::move(a));
+}
+
+void Api::page(Call& call) {
+  const PageFile* file = page_file(call.endpoint.substr(std::string_view("page/").size()));
+  if (file == nullptr) return refuse(call, refusal(404, "", "not_found", "the page has no such file"));
+  answer(call, page_answer(*file, call.request));
 }
 
 std::string Api::model_json(const std::string& id) const {

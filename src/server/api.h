@@ -72,6 +72,7 @@ class Api {
   void health(Call& call);
   void version(Call& call);
   void root(Call& call);
+  void page(Call& call);
   void models(Call& call);
   void model(Call& call);
   void tokenize(Call& call);

@@ -22,6 +22,7 @@ WriterOptions writer_options(const HttpRequest& request, const Params& p, const 
           .request_id = request.id,
           .created = std::time(nullptr),
           .include_usage = p.include_usage,
+          .usage_in_chunks = p.usage_in_chunks,
           .thinking = false,
           .logprobs = p.sampling.logprobs,
           .top_logprobs = p.sampling.top_logprobs,

@@ -16,10 +16,14 @@ class ChatWriter final : public Writer {
  public:
   explicit ChatWriter(WriterOptions options) : o_(std::move(options)), id_(text::new_call_id("chatcmpl-")) {}
 
-  std::string begin(const Usage&) override { return {}; }
+  std::string begin(const Usage& known) override {
+    used_ = known;
+    return {};
+  }
 
   std::string piece(std::size_t index, const Choice& choice, const Piece& piece) override {
     std::string out = role(index);
+    used_.completion += static_cast<std::int64_t>(piece.tokens.size());
     std::string logprobs = o_.logprobs ? logprobs_json(piece.tokens) : "null";
     for (const text::ParserEvent& event : piece.events) {
       out += chunk(index, delta(choice, event), std::exchange(logprobs, "null"), "null");
@@ -73,7 +77,8 @@ class ChatWriter final : public Writer {
         .raw("finish_reason", finish);
     Obj out = head("chat.completion.chunk");
     out.raw("choices", join_list({choice.done()}));
-    if (o_.include_usage) out.null("usage");
+    if (o_.usage_in_chunks) out.raw("usage", usage_so_far_json(used_));
+    else if (o_.include_usage) out.null("usage");
     return sse(out.done());
   }
 
@@ -170,6 +175,7 @@ class ChatWriter final : public Writer {
 
   const WriterOptions o_;
   const std::string id_;
+  Usage used_;
   std::vector<bool> greeted_;
 };
 

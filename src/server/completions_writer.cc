@@ -14,10 +14,14 @@ class CompletionsWriter final : public Writer {
   CompletionsWriter(WriterOptions options, std::vector<Echo> echo, std::size_t n)
       : o_(std::move(options)), echo_(std::move(echo)), n_(n), id_(text::new_call_id("cmpl-")) {}
 
-  std::string begin(const Usage&) override { return {}; }
+  std::string begin(const Usage& known) override {
+    used_ = known;
+    return {};
+  }
 
   std::string piece(std::size_t index, const Choice&, const Piece& piece) override {
     std::string text = echo_once(index);
+    used_.completion += static_cast<std::int64_t>(piece.tokens.size());
     for (const text::ParserEvent& event : piece.events) text += event.text;
     if (text.empty() && !o_.logprobs) return {};
     return chunk(index, text, o_.logprobs ? logprobs_json(piece.tokens, streamed(index, text.size())) : "null", "null");
@@ -72,7 +76,8 @@ class CompletionsWriter final : public Writer {
                     std::string_view finish) const {
     Obj out = head();
     out.raw("choices", join_list({one(index, text, logprobs, finish)}));
-    if (o_.include_usage) out.null("usage");
+    if (o_.usage_in_chunks) out.raw("usage", usage_so_far_json(used_));
+    else if (o_.include_usage) out.null("usage");
     return sse(out.done());
   }
 
@@ -115,6 +120,7 @@ class CompletionsWriter final : public Writer {
   const std::vector<Echo> echo_;
   const std::size_t n_;
   const std::string id_;
+  Usage used_;
   std::vector<char> begun_;
   std::vector<std::size_t> sent_;
 };

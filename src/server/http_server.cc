@@ -108,7 +108,7 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
     if (phase_ != Phase::kHandling) return;
     std::string head = begin(answer.status, answer.content_type);
     for (const auto& [name, value] : answer.headers) head += fmt::format("{}: {}\r\n", name, value);
-    if (answer.status != 204) head += fmt::format("Content-Length: {}\r\n", answer.body.size());
+    if (answer.status != 204 && answer.status != 304) head += fmt::format("Content-Length: {}\r\n", answer.body.size());
     head += "\r\n";
     if (!head_only_) head += answer.body;
     phase_ = Phase::kFlushing;

@@ -16,6 +16,14 @@ std::string usage_json(const Usage& u) {
       .done();
 }
 
+std::string usage_so_far_json(const Usage& u) {
+  return Obj()
+      .num("prompt_tokens", u.prompt)
+      .num("completion_tokens", u.completion)
+      .num("total_tokens", u.prompt + u.completion)
+      .done();
+}
+
 std::string token_bytes_json(const text::Tokenizer& tokenizer, std::int32_t id) {
   std::vector<std::int32_t> bytes;
   for (const char c : tokenizer.token_bytes(id).value_or("")) bytes.push_back(static_cast<unsigned char>(c));

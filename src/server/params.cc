@@ -143,11 +143,14 @@ bool read_streaming(Fields& f, Endpoint endpoint, Params& p) {
   if (options == nullptr || endpoint == Endpoint::kMessages || endpoint == Endpoint::kResponses) return true;
   if (!p.stream) return f.wrong("stream_options", "stream true beside it");
   if (!options->is_object()) return f.wrong("stream_options", "an object");
-  const JsonValue* usage = options->get("include_usage");
-  if (usage == nullptr) return true;
-  if (!usage->is_bool()) return f.wrong("stream_options.include_usage", "true or false");
-  p.include_usage = usage->is_true();
-  return true;
+  const auto flag = [&](const char* key, bool& out) {
+    const JsonValue* value = options->get(key);
+    if (value == nullptr) return true;
+    if (!value->is_bool()) return f.wrong(fmt::format("stream_options.{}", key), "true or false");
+    out = value->is_true();
+    return true;
+  };
+  return flag("include_usage", p.include_usage) && flag("continuous_usage_stats", p.usage_in_chunks);
 }
 
 bool read_all(Fields& f, Endpoint endpoint, std::int32_t vocab, Params& p) {

@@ -29,7 +29,8 @@ struct Params {
   bool skip_special = true;
   bool stream = false;
   bool include_usage = false;
-  bool token_ids = false;  // the answer shows ids
+  bool usage_in_chunks = false;  // every chunk of a stream says what has been used so far
+  bool token_ids = false;        // the answer shows ids
   std::int32_t priority = 0;
   std::string salt;
 };

@@ -15,9 +15,10 @@ namespace fathom::server {
 struct WriterOptions {
   std::string model;  // as requested
   std::string request_id;
-  std::int64_t created = 0;    // seconds since 1970
-  bool include_usage = false;  // a stream ends with the usage
-  bool thinking = false;       // reasoning is shown, be it empty
+  std::int64_t created = 0;      // seconds since 1970
+  bool include_usage = false;    // a stream ends with the usage
+  bool usage_in_chunks = false;  // each chunk says what has been used so far
+  bool thinking = false;         // reasoning is shown, be it empty
   bool logprobs = false;
   std::int32_t top_logprobs = 0;
   bool token_ids = false;

@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# scripts/deps.sh [--lint] [--tidy] [--fuzz] [--list]: installs the distribution packages that Fathom is built from, those that
-# are missing and no others. Debian 12 or Ubuntu 24.04 and later; as root or with sudo. Does nothing when all are there.
+# scripts/deps.sh [--lint] [--tidy] [--fuzz] [--clients] [--list]: installs the distribution packages that Fathom is built
+# from, those that are missing and no others. Debian 12 or Ubuntu 24.04 and later; as root or with sudo. Does nothing when
+# all are there.
 #
 #   --lint   also what scripts/lint.sh needs (clang-format 14)
 #   --tidy   also what scripts/lint.sh --tidy needs (clang-tidy 14: about 500 MB installed)
 #   --fuzz   also what scripts/fuzz.sh needs (clang with its run-time library)
+#   --clients   also what scripts/clients.sh needs (Python with its venv module)
 #   --list   only prints the names, one a line
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -22,6 +24,7 @@ for arg in "$@"; do
     --lint) packages+=(clang-format-14) ;;
     --tidy) packages+=(clang-tidy-14) ;;
     --fuzz) packages+=(clang-14 libclang-rt-14-dev) ;;
+    --clients) packages+=(python3 python3-venv) ;;
     --list) list_only=true ;;
     -h | --help) usage; exit 0 ;;
     *) die "unknown option $arg (see --help)" ;;

@@ -140,7 +140,7 @@ void Answer::prompt_done(const Result<engine::Outcome>& outcome) {
   if (ended_) return;
   if (!outcome) {
     for (const engine::RequestId id : ids_) generator_.cancel(id);
-    return refuse(refusal_of(outcome.error()));
+    return refuse(failure_of(outcome.error()));
   }
   usage_.prompt += outcome->prompt_tokens;
   usage_.cached += outcome->cached_tokens;
@@ -161,7 +161,7 @@ void Answer::finish() {
   }
   bool length = true;
   for (const Choice& c : choices_) length = length && c.end && c.end->reason == text::FinishReason::kLength;
-  report(length ? "length" : "stop");
+  report(length ? "length" : "stop", 200);
 }
 
 void Answer::refuse(const Refusal& r) {
@@ -173,18 +173,18 @@ void Answer::refuse(const Refusal& r) {
   } else {
     exchange_->send(error_answer(r, options_.messages_dialect, request_id_));
   }
-  report("error");
+  report("error", streaming_ ? 200 : r.status);
 }
 
 void Answer::give_up(std::string_view reason) {
   if (ended_) return;
   ended_ = true;
   for (const engine::RequestId id : ids_) generator_.cancel(id);
-  report(reason);
+  report(reason, streaming_ ? 200 : 499);
 }
 
-void Answer::report(std::string_view reason) {
-  options_.on_end({reason, usage_, last_outcome_, static_cast<std::int32_t>(choices_.size())});
+void Answer::report(std::string_view reason, int status) {
+  options_.on_end({reason, status, usage_, last_outcome_, static_cast<std::int32_t>(choices_.size())});
 }
 
 }  // namespace fathom::server

@@ -103,6 +103,7 @@ class ChoiceParser {
 // For metrics and the log; by whichever thread ends the answer.
 struct AnswerReport {
   std::string_view reason;  // stop, length, abort, error
+  int status = 200;         // as answered; 499 where the client left before any answer
   Usage usage;
   engine::Outcome outcome;  // of the last prompt
   std::int32_t n = 1;
@@ -146,7 +147,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
   void finish();
   void refuse(const Refusal& refusal);
   void give_up(std::string_view reason);
-  void report(std::string_view reason);
+  void report(std::string_view reason, int status);
 
   const std::shared_ptr<Exchange> exchange_;
   const std::string request_id_;

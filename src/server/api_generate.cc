@@ -33,10 +33,10 @@ WriterOptions writer_options(const HttpRequest& request, const Params& p, const 
 
 std::vector<std::int32_t> turn_enders(const text::ControlTokens& c, const Params& p) {
   std::vector<std::int32_t> ids = p.stop_ids;
-  for (const std::int32_t id : {c.bos, c.user, c.assistant, c.latest_reminder, c.eot}) {
+  if (p.ignore_eos) return ids;
+  for (const std::int32_t id : {c.eos, c.bos, c.user, c.assistant, c.latest_reminder, c.eot}) {
     if (id >= 0) ids.push_back(id);
   }
-  if (!p.ignore_eos) ids.push_back(c.eos);
   return ids;
 }
 
@@ -135,7 +135,7 @@ void Api::run(Call& call, std::vector<engine::Request> requests, std::unique_ptr
   options.messages_dialect = call.messages_dialect;
   options.on_end = [this, call](const AnswerReport& r) {
     metrics_.ended(r);
-    log(call, r.reason == "error" ? 500 : 200,
+    log(call, r.status,
         fmt::format(" finish={} prompt={} cached={} completion={} n={} first_token_ms={:.0f}", r.reason, r.usage.prompt,
                     r.usage.cached, r.usage.completion, r.n, r.outcome.first_token_ms));
   };
@@ -203,7 +203,8 @@ void Api::converse(Call& call, text::Dialect dialect, Endpoint endpoint) {
     return make_turn_parser(format_, options, tokens);
   };
   // A turn that was begun for the model, by a forced opener or a partial answer, is not in the sampled ids alone.
-  if (rendered->state != text::ParserState::kToolBlock && !mapped->continues_answer && params->stop_ids.empty()) {
+  if (rendered->state != text::ParserState::kToolBlock && !mapped->continues_answer && params->stop_ids.empty() &&
+      !params->ignore_eos) {
     answer.on_choice = [this, thinking,
                         prompt = std::make_shared<text::Prompt>(std::move(rendered->prompt))](const Choice& c) {
       if (c.end->by_turn && !c.end->incomplete_call) memory_.record(format_, *prompt, recorded(c, thinking));

@@ -226,6 +226,8 @@ TEST_F(ServerTest, ChatRefusesAndNamesTheField) {
       {R"("best_of": 2)", "best_of", "unsupported"},
       {R"("tools": [{"type": "function", "function": {"name": "a b"}}])", "tools", "invalid_value"},
       {R"("tool_choice": "required")", "tool_choice", "invalid_value"},
+      {R"("modalities": ["text", "audio"])", "modalities", "unsupported"},
+      {R"("audio": {"voice": "x"})", "audio", "unsupported"},
       {R"("response_format": {"type": "xml"})", "response_format", "invalid_value"},
       {R"("reasoning_effort": "some")", "reasoning_effort", "invalid_value"},
       {R"("thinking": {"type": "maybe"})", "thinking", "invalid_value"},
@@ -239,6 +241,14 @@ TEST_F(ServerTest, ChatRefusesAndNamesTheField) {
     EXPECT_EQ(error["param"].get<std::string>().rfind(bad.param, 0), 0U) << r.body;
     EXPECT_EQ(error["code"], bad.code) << r.body;
   }
+}
+
+TEST_F(ServerTest, ChatGoesOnBehindEveryEndWhenToldTo) {
+  generator.say("</think>a<｜end▁of▁sentence｜><｜User｜>b", true);
+  start();
+  const Json j = json_of(post(kChat, ask(R"("ignore_eos": true, "max_tokens": 50)")).body);
+  EXPECT_EQ(j["usage"]["completion_tokens"], 50);
+  EXPECT_EQ(j["choices"][0]["finish_reason"], "length");
 }
 
 TEST_F(ServerTest, CompletionsAnswer) {

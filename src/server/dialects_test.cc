@@ -71,6 +71,18 @@ TEST_F(ServerTest, MessagesStreamsItsEvents) {
   EXPECT_EQ(json_of(input), Json::parse(R"({"cmd": "make 2>&1"})"));
 }
 
+TEST_F(ServerTest, MessagesStreamsNoEmptyBlockBesideTheOnlyOne) {
+  generator.say(kCall.substr(kCall.find("\n\n")));
+  start();
+  const std::string block = "content_block_start content_block_delta content_block_stop ";
+  const std::string bare = R"(, "stream": true, "thinking": {"type": "disabled"})";
+  EXPECT_EQ(order(events_of(post("/v1/messages", ask_messages(bare)).body)),
+            "message_start ping " + block + "message_delta message_stop");
+  generator.say(kEos);
+  EXPECT_EQ(order(events_of(post("/v1/messages", ask_messages(bare)).body)),
+            "message_start ping content_block_start content_block_stop message_delta message_stop");
+}
+
 TEST_F(ServerTest, MessagesNamesItsStopSequence) {
   generator.say("</think>one two three" + std::string(kEos));
   start();

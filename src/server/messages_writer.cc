@@ -80,7 +80,7 @@ class MessagesWriter final : public Writer {
 
   std::string choice_end(std::size_t, const Choice&) override {
     std::string out;
-    if (index_ == 0) out = open(Block::kText, R"({"type":"text","text":""})");
+    if (index_ == 0 && open_ == Block::kNone) out = open(Block::kText, R"({"type":"text","text":""})");
     return out + close();
   }
 

@@ -84,6 +84,16 @@ Refusal refusal_of(const Error& error) {
   }
 }
 
+Refusal failure_of(const Error& error) {
+  Refusal r = refusal_of(error);
+  if (error.code != Code::kExhausted || r.status == 400) return r;
+  // Room was promised, so it is time that ran out: the request's own, or its patience in the queue.
+  if (error.what.rfind("not done within", 0) == 0) return refusal(504, "", "timeout", error.what);
+  r = refusal(503, "", "service_unavailable", error.what);
+  r.retry_after = 5;
+  return r;
+}
+
 bool is_messages_path(std::string_view path) { return path.find("/messages") != std::string_view::npos; }
 
 std::string error_json(const Refusal& r, bool messages_dialect, std::string_view request_id) {

@@ -20,8 +20,9 @@ struct Refusal : text::Reject {
 Refusal refusal(int status, std::string param, std::string code, std::string message);
 Refusal invalid(const std::string& param, std::string_view expected);  // 400 invalid_value
 Refusal too_long(bool messages_dialect, std::string param, std::int64_t prompt, std::int64_t context);
-// What an engine's error means to a client.
+// What an engine's error means to a client: of a request that it did not take, and of one that it took.
 Refusal refusal_of(const Error& error);
+Refusal failure_of(const Error& error);
 
 // Whether a path belongs to the Messages dialect.
 bool is_messages_path(std::string_view path);

@@ -17,7 +17,7 @@ using Kind = text::ParserEvent::Kind;
 std::string usage_json(const Usage& u) {
   return Obj()
       .num("input_tokens", u.prompt)
-      .raw("input_tokens_details", Obj().num("cached_tokens", u.cached).done())
+      .raw("input_tokens_details", Obj().num("cached_tokens", u.cached).num("cache_write_tokens", 0).done())
       .num("output_tokens", u.completion)
       .raw("output_tokens_details", Obj().num("reasoning_tokens", u.reasoning).done())
       .num("total_tokens", u.prompt + u.completion)

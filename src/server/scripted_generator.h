@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -25,6 +26,10 @@ class ScriptedGenerator final : public Generator {
     script_ = tokenizer_.encode(script, text::Mode::kSpecial);
     forever_ = forever;
   }
+  // As say(), each answer by its own prompt. Before any request.
+  void say_by_prompt(std::function<std::string(const std::vector<std::int32_t>&)> script_of) {
+    script_of_ = std::move(script_of);
+  }
   void pause_between_tokens(int ms) { pause_ms_ = ms; }
   void refuse_with(Error error) { refuse_ = std::move(error); }
 
@@ -33,7 +38,9 @@ class ScriptedGenerator final : public Generator {
     if (!refuse_.what.empty()) return tl::unexpected(refuse_);
     prompts.push_back(request.prompt);
     const engine::RequestId id = ++last_id_;
-    threads_.emplace_back([this, id, r = std::make_shared<engine::Request>(std::move(request))] { play(id, *r); });
+    auto script = script_of_ ? tokenizer_.encode(script_of_(request.prompt), text::Mode::kSpecial) : script_;
+    threads_.emplace_back([this, id, script = std::move(script),
+                           r = std::make_shared<engine::Request>(std::move(request))] { play(id, script, *r); });
     return id;
   }
   void cancel(engine::RequestId id) override {
@@ -63,7 +70,7 @@ class ScriptedGenerator final : public Generator {
   std::atomic<int> said = 0;                       // tokens
 
  private:
-  void play(engine::RequestId id, engine::Request& r) {
+  void play(engine::RequestId id, const std::vector<std::int32_t>& script, engine::Request& r) {
     ++playing_;
     engine::Reply reply(std::move(r.sink));
     engine::Outcome outcome;
@@ -72,7 +79,7 @@ class ScriptedGenerator final : public Generator {
     for (std::int32_t choice = 0; choice < r.n; ++choice) {
       std::int32_t n = 0;
       engine::Finish why = engine::Finish::kStop;
-      for (std::size_t i = 0; i < script_.size() || forever_; ++i) {
+      for (std::size_t i = 0; i < script.size() || forever_; ++i) {
         if (is_cancelled(id)) {
           --playing_;
           return reply.finish(fail(Code::kCancelled, "cancelled"));
@@ -82,7 +89,7 @@ class ScriptedGenerator final : public Generator {
           break;
         }
         if (pause_ms_ > 0) std::this_thread::sleep_for(std::chrono::milliseconds(pause_ms_));
-        const std::int32_t token = script_[i % script_.size()];
+        const std::int32_t token = script[i % script.size()];
         ++n;
         ++said;
         const engine::Verdict verdict = reply.token(choice, {token, -0.5F, {{token, -0.5F}}});
@@ -103,6 +110,7 @@ class ScriptedGenerator final : public Generator {
 
   const text::Tokenizer& tokenizer_;
   std::vector<std::int32_t> script_;
+  std::function<std::string(const std::vector<std::int32_t>&)> script_of_;
   bool forever_ = false;
   int pause_ms_ = 0;
   Error refuse_;

@@ -199,6 +199,9 @@ TEST_F(ServerTest, SaysWhenItIsFullOrBroken) {
     EXPECT_GE(std::atoi(full.header("retry-after").c_str()), 1);
     EXPECT_EQ(json_of(full.body)["error"]["type"], "rate_limit_error");
   }
+  EXPECT_NE(get("/metrics")
+                .body.find("fathom_http_answers_total{model_name=\"fathom-tiny\",engine=\"0\",status=\"429\"} 2\n"),
+            std::string::npos);
   generator.refuse_with({Code::kUnavailable, "the device is lost"});
   EXPECT_EQ(post(kChat, kHello).status, 503);
   EXPECT_EQ(get("/health").status, 503);

@@ -135,6 +135,19 @@ bool ending(ApiMapper& m, const JsonValue& last) {
   return true;
 }
 
+// Text is all that can be asked for.
+bool modalities(ApiMapper& m) {
+  if (m.body().get("audio") != nullptr) return m.reject("audio", "unsupported", "audio: this model writes text only");
+  const JsonValue* list = m.body().get("modalities");
+  if (list == nullptr) return true;
+  if (!list->is_array()) return m.wrong("modalities", "a list");
+  for (const JsonValue& item : list->items) {
+    if (item.is_string() && item.text == "text") continue;
+    return m.reject("modalities", "unsupported", "modalities: this model writes text only");
+  }
+  return true;
+}
+
 }  // namespace
 
 bool map_chat(ApiMapper& m) {
@@ -144,7 +157,7 @@ bool map_chat(ApiMapper& m) {
   for (std::size_t i = 0; i < list->items.size(); ++i) {
     if (!message(m, list->items[i], fmt::format("messages[{}]", i))) return false;
   }
-  if (!ending(m, list->items.back()) || !tools(m) || !tool_choice(m)) return false;
+  if (!modalities(m) || !ending(m, list->items.back()) || !tools(m) || !tool_choice(m)) return false;
   if (!m.read_bool(m.body(), "parallel_tool_calls", "parallel_tool_calls", m.out().parallel_calls)) return false;
   const JsonValue* format = m.body().get("response_format");
   return format == nullptr || m.response_format(*format, format->get("json_schema"), "response_format");

@@ -43,8 +43,9 @@ Result<> TokenParser::push(std::int32_t id) {
   }
   if (parser_.in_reasoning()) ++reasoning_tokens_;
   const ControlTokens& c = format_->control();
-  if (id == c.eos && options_.ignore_eos) return {};
-  if (c.ends_turn(id) || std::find(options_.stop_ids.begin(), options_.stop_ids.end(), id) != options_.stop_ids.end()) {
+  const bool stops = std::find(options_.stop_ids.begin(), options_.stop_ids.end(), id) != options_.stop_ids.end();
+  if (c.ends_turn(id) && options_.ignore_eos && !stops) return {};
+  if (c.ends_turn(id) || stops) {
     parser_.control(Control::kTurnEnd);
   } else if (id == c.think_open) {
     parser_.control(Control::kThinkOpen);

@@ -95,7 +95,7 @@ class StreamParser {
 
 struct TokenOptions {
   std::vector<std::int32_t> stop_ids;  // end the turn as EOS does
-  bool ignore_eos = false;             // EOS is sampled like any token and shows as nothing
+  bool ignore_eos = false;             // what ends a turn is sampled like any token and shows as nothing
 };
 
 // The same fed with token ids, as sampled. The format must outlive it.

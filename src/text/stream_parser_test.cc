@@ -431,7 +431,9 @@ TEST(TokenParser, CountsReasoningAndRefusesForeignIds) {
   EXPECT_FALSE(parser.push(129280));
   ASSERT_TRUE(parser.push(c.think_close));
   ASSERT_TRUE(parser.push(67));
-  ASSERT_TRUE(parser.push(c.eos));  // ignored: shows as nothing
+  ASSERT_TRUE(parser.push(c.eos));  // ignored: shows as nothing, and so does what follows an end by habit
+  ASSERT_TRUE(parser.push(c.bos));
+  ASSERT_TRUE(parser.push(c.user));
   EXPECT_FALSE(parser.parser().done());
   ASSERT_TRUE(parser.push(99));
   EXPECT_TRUE(parser.parser().done());

@@ -61,32 +61,48 @@ Result<std::unique_ptr<Lane>> StateCache::open(std::string_view salt, Tokens tok
   lane->slot_ = slots_.take();
   lanes_.push_back(lane.get());
   if (lane->slot_ == kNoBlock) return fail(Code::kExhausted, "all {} slots of the cache are taken", slots_.total());
-  Snapshot* s = tree_.find(salt, tokens).memory;
-  if (s == nullptr) return lane;
-  set_heat(*s, Keep::kUsual);
-  if (s->on_disk()) disk_->touch(FileKind::kSnapshot, s->file.id);
+  while (Snapshot* s = tree_.find(salt, tokens).memory) {
+    if (restore(*lane, *s)) {
+      lane->tokens_.assign(tokens.begin(), tokens.begin() + s->reach.length);
+      return lane;
+    }
+    if (lanes_.size() > 1) return fail(Code::kExhausted, "no page of the cache is free");
+    // Nobody will give a page back: what is remembered has them all, and is worth less than going on.
+    if (disk_ != nullptr) persist(*s);
+    ++counters_.evicted_from_memory;
+    drop_from_memory(*s);
+  }
+  return lane;
+}
 
+// False, and the lane without pages, where none can be had for the one being filled.
+bool StateCache::restore(Lane& lane, Snapshot& s) {
+  std::byte* filling = nullptr;
+  std::vector<BlockId> own;
   std::vector<BlockId> path;
-  for (const Node* n = s->node; !n->is_root(); n = n->parent) path.push_back(n->page);
+  for (const Node* n = s.node; !n->is_root(); n = n->parent) path.push_back(n->page);
   for (auto page = path.rbegin(); page != path.rend(); ++page) {
     pages_.share(*page);
-    add_page(*lane, *page);
+    add_page(lane, *page);
   }
-  std::byte* filling = nullptr;
-  if (on_a_page(s->reach.length)) {
+  if (on_a_page(s.reach.length)) {
     // What is being restored must not make room for itself.
-    memory_order_.erase(s->heat);
-    std::vector<BlockId> own;
+    memory_order_.erase(s.heat);
     const bool have = take_pages(1, own);
-    memory_order_.emplace(s->heat, s);
-    if (!have) return fail(Code::kExhausted, "no page of the cache is free");
-    add_page(*lane, own[0]);
+    memory_order_.emplace(s.heat, &s);
+    if (!have) {
+      for (const BlockId page : std::exchange(lane.pages_, {})) release_page(page);
+      lane.page_data_.clear();
+      return false;
+    }
+    add_page(lane, own[0]);
     filling = pages_.data(own[0]);
   }
-  copy_image(s->reach, lane->slot(), filling, s->image, /*save=*/false);
-  lane->reach_ = s->reach;
-  lane->tokens_.assign(tokens.begin(), tokens.begin() + s->reach.length);
-  return lane;
+  set_heat(s, Keep::kUsual);
+  if (s.on_disk()) disk_->touch(FileKind::kSnapshot, s.file.id);
+  copy_image(s.reach, lane.slot(), filling, s.image, /*save=*/false);
+  lane.reach_ = s.reach;
+  return true;
 }
 
 void StateCache::close(Lane& lane) {

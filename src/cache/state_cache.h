@@ -114,8 +114,8 @@ class StateCache {
   };
   Found find(std::string_view salt, std::span<const std::int32_t> tokens) const;
 
-  // A lane at the end of the longest prefix of tokens in memory, or at 0. Error: kExhausted where no slot, or no page
-  // for the page being filled, can be had.
+  // A lane at the end of the longest prefix of tokens in memory, or at 0. Error: kExhausted where no slot can be had,
+  // or no page for the one being filled while other lanes have them.
   Result<std::unique_ptr<Lane>> open(std::string_view salt, std::span<const std::int32_t> tokens);
 
   // Pages for `tokens` more than the lane's length. Error: kExhausted, and nothing changed.
@@ -166,6 +166,7 @@ class StateCache {
   };
   StateCache(const model::CacheLayout& layout, Memory& memory, CacheConfig config);
 
+  bool restore(Lane& lane, Snapshot& s);
   void close(Lane& lane);
   bool make_room(std::int32_t pages);
   bool take_pages(std::int32_t n, std::vector<BlockId>& out);

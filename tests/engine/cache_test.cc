@@ -135,6 +135,33 @@ TEST(Cache, WhatCannotBeHadCostsNobodyHisSnapshot) {
   EXPECT_EQ(w.cache->find("", Tokens(300, 1)).memory, 300);
 }
 
+// A snapshot from the disk, written when there was more memory, may fill all there is: then it gives way.
+TEST(Cache, WhatIsRememberedNeverStandsInTheWay) {
+  TempDir disk;
+  const FakeShape shape{.window = 128};
+  const Tokens tokens(60, 7);
+  CacheWorld w(100, 1, disk.path(), 1U << 20U, shape);
+  {
+    auto lane = w.cache->open("", tokens).value();
+    ASSERT_TRUE(w.run(*lane, tokens));
+    ASSERT_TRUE(w.cache->remember(*lane, Keep::kUsual));
+  }
+  w.cache->drain();
+  const std::int32_t image = w.cache->image_pages({.length = 60, .drafted = 59});
+  ASSERT_GE(image, 2);
+  w.config.memory_bytes -= static_cast<std::size_t>(100 - image) * w.model.layout().page_bytes;
+  w.start();
+  ASSERT_EQ(w.cache->pages(), image);
+  ASSERT_NE(w.cache->load("", tokens), 0U);
+  w.cache->drain();
+  ASSERT_EQ(w.cache->find("", tokens).memory, 60);
+  auto lane = w.cache->open("", tokens);
+  ASSERT_TRUE(lane.has_value()) << lane.error().what;
+  EXPECT_EQ((*lane)->length(), 0);
+  ASSERT_TRUE(w.run(**lane, tokens));
+  w.check();
+}
+
 TEST(Cache, ABudgetTooSmallIsRefusedAtTheStart) {
   // field-faults.md 6: a pool of no pages, and requests that were never scheduled.
   CacheWorld w(10, 2);

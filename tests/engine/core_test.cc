@@ -34,9 +34,9 @@ Request request(Tokens prompt, std::int32_t max_tokens = 5) {
   return r;
 }
 
-struct Case : EngineWorld {
+struct Case : FakeWorld {
   explicit Case(CoreOptions o = {}, std::int32_t pages = 400, FakeRunnerOptions r = {})
-      : EngineWorld(r, std::move(o), pages, 1) {}
+      : FakeWorld(r, std::move(o), pages, 1) {}
   // Submits, and gives back what it will be told.
   std::shared_ptr<Told> ask_for(Request r) {
     ask(std::move(r));

@@ -67,7 +67,7 @@ void schedule(unsigned seed, int events, const fs::path& disk, engine::CoreStats
     o.disk_directory = disk.string();
     o.disk_bytes = std::array<std::size_t, 2>{100'000, 4U << 20U}[rng() % 2];
   }
-  EngineWorld w(r, o,
+  FakeWorld w(r, o,
                 static_cast<std::int32_t>(std::array{6U, 12U, 30U, 150U}[rng() % 4] + static_cast<unsigned>(o.slots)),
                 seed);
   if (::testing::Test::HasFatalFailure()) return;

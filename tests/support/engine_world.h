@@ -1,4 +1,5 @@
-// A Core over a FakeRunner, a clock that the test moves, and a record of what requests were told and must be told.
+// A Core, a clock that the test moves, and a record of what requests were told and must be told: EngineWorld over any
+// runner, FakeWorld over a model without arithmetic.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -58,18 +59,20 @@ class Recorder final : public engine::Sink {
 // Allows ids whose parity is that of the number of tokens chosen so far.
 class Parity final : public engine::Constraint {
  public:
+  explicit Parity(std::int32_t vocab) : mask_((static_cast<std::size_t>(vocab) + 63) / 64) {}
   std::span<const std::uint64_t> allowed() override {
-    mask_ = n_ % 2 == 0 ? 0x5555555555555555ULL : 0xaaaaaaaaaaaaaaaaULL;
-    return {&mask_, 1};
+    std::fill(mask_.begin(), mask_.end(), n_ % 2 == 0 ? 0x5555555555555555ULL : 0xaaaaaaaaaaaaaaaaULL);
+    return mask_;
   }
   void accept(std::int32_t id) override {
     EXPECT_EQ(id % 2, n_ % 2);
     ++n_;
   }
-  std::unique_ptr<engine::Constraint> fresh() const override { return std::make_unique<Parity>(); }
+  std::unique_ptr<engine::Constraint> fresh() const override { return std::make_unique<Parity>(*this); }
+  Parity(const Parity& other) : mask_(other.mask_) {}
 
  private:
-  std::uint64_t mask_ = 0;
+  std::vector<std::uint64_t> mask_;
   int n_ = 0;
 };
 
@@ -77,50 +80,79 @@ struct AskedFor {
   std::shared_ptr<Told> told = std::make_shared<Told>();
   std::vector<Expected> expected;
   engine::RequestId id = 0;
-  std::int32_t prompt = 0;
+  Tokens prompt;
   bool cancelled = false;
 };
 
 struct EngineWorld {
-  EngineWorld(const FakeRunnerOptions& runner_options, engine::CoreOptions core_options, std::int32_t pages,
-              unsigned seed)
-      : runner(runner_options), options(std::move(core_options)), rng(seed) {
+  // runner outlives the world.
+  EngineWorld(engine::Runner& model, engine::CoreOptions core_options, unsigned seed)
+      : engine_runner(&model), options(std::move(core_options)), rng(seed), vocab(model.facts().vocab) {
     options.clock_us = [this] { return clock; };
-    const std::size_t slot = runner.layout().slot_bytes + 64;
-    options.cache_bytes =
-        static_cast<std::size_t>(options.slots) * slot + static_cast<std::size_t>(pages) * runner.layout().page_bytes;
-    start();
     while (texts.size() < 5) {
       Tokens t = texts.empty() ? Tokens{} : texts[rng() % texts.size()];
       t.resize(t.empty() ? 0 : rng() % t.size());
-      while (t.size() < 500) t.push_back(static_cast<std::int32_t>(rng() % 40));
+      while (t.size() < 500) t.push_back(some_id());
       texts.push_back(t);
     }
   }
+  virtual ~EngineWorld() = default;
+
+  // What a choice of a request must get, and what the model found wrong.
+  virtual Expected expect(const engine::Request& r, std::int32_t choice, const StopsAt& stop) = 0;
+  virtual std::string complaint() const { return {}; }
+
+  // Memory for so many pages besides the slots.
+  void give_memory(std::int32_t pages) {
+    const model::CacheLayout& layout = engine_runner->layout();
+    const std::size_t extra = static_cast<std::size_t>(engine_runner->facts().stream_width) * sizeof(float);
+    options.cache_bytes = static_cast<std::size_t>(options.slots) * (layout.slot_bytes + (extra + 63) / 64 * 64) +
+                          static_cast<std::size_t>(pages) * std::max<std::size_t>(layout.page_bytes, 64);
+  }
   void start() {
     core.reset();
-    auto c = engine::Core::create(runner, options);
+    auto c = engine::Core::create(*engine_runner, options);
     ASSERT_TRUE(c.has_value()) << c.error().what;
     core = std::move(c).value();
   }
   std::int32_t position_limit() const {
-    return std::min(runner.facts().max_positions, core->cache().pages() * 128 - options.max_drafts - 1);
+    return std::min(engine_runner->facts().max_positions, core->cache().pages() * 128 - options.max_drafts - 1);
+  }
+  std::int32_t some_id() { return static_cast<std::int32_t>(rng() % static_cast<unsigned>(vocab)); }
+
+  // The beginning of a text, or what an earlier request asked and was told, to the end or nearly, and a little more.
+  Tokens random_prompt() {
+    if (asked.empty() || rng() % 3 != 0) {
+      Tokens t = texts[rng() % texts.size()];
+      t.resize(1 + rng() % (rng() % 3 == 0 ? 30 : t.size()));
+      return t;
+    }
+    const AskedFor& before = asked[rng() % asked.size()];
+    Tokens t = before.prompt;
+    for (const auto& token : before.told->tokens[0]) t.push_back(token.id);
+    // All but the last token is what is remembered: nothing is left to run.
+    const bool exactly = rng() % 2 == 0;
+    t.resize(t.size() - std::min<std::size_t>(exactly ? 1 : rng() % 4, t.size() - 1));
+    if (exactly) return t;
+    for (unsigned more = rng() % 3; more > 0; --more) t.push_back(some_id());
+    return t;
   }
 
   engine::Request random_request() {
     engine::Request r;
-    r.prompt = texts[rng() % texts.size()];
-    r.prompt.resize(1 + rng() % (rng() % 3 == 0 ? 30 : r.prompt.size()));
+    r.prompt = random_prompt();
     r.max_tokens = static_cast<std::int32_t>(1 + rng() % (rng() % 8 == 0 ? 200 : 20));
     r.n = rng() % 6 == 0 ? static_cast<std::int32_t>(1 + rng() % 4) : 1;
     r.priority = static_cast<std::int32_t>(rng() % 3);
     r.client = std::string(1, static_cast<char>('a' + rng() % 3));
     r.salt = rng() % 8 == 0 ? "other" : "";
     r.speculate = rng() % 4 != 0;
-    if (rng() % 2 == 0) r.stop_ids = {static_cast<std::int32_t>(rng() % 40)};
+    if (rng() % 2 == 0) r.stop_ids = {some_id()};
+    while (static_cast<std::int32_t>(r.stop_ids.size()) * 40 < vocab && !r.stop_ids.empty())
+      r.stop_ids.push_back(some_id());
     if (rng() % 4 == 0) r.min_tokens = static_cast<std::int32_t>(rng() % 10);
     if (rng() % 4 == 0) r.shared_ends = {static_cast<std::int32_t>(rng() % 300)};
-    if (rng() % 6 == 0) r.constraint = std::make_unique<Parity>();
+    if (rng() % 6 == 0) r.constraint = std::make_unique<Parity>(vocab);
     engine::SamplingParams& s = r.sampling;
     s.temperature = std::array{0.0F, 0.7F, 1.5F}[rng() % 3];
     s.seed = rng();
@@ -137,16 +169,15 @@ struct EngineWorld {
 
   void ask(engine::Request r) {
     AskedFor a;
-    std::function<bool(std::int32_t)> stop;
-    if (rng() % 6 == 0) stop = [](std::int32_t id) { return id == 7; };
+    StopsAt stop;
+    if (rng() % 6 == 0) stop = [](std::int32_t id) { return id % 40 == 7; };
     r.sink = std::make_unique<Recorder>(a.told, stop);
-    a.prompt = static_cast<std::int32_t>(r.prompt.size());
+    a.prompt = r.prompt;
     if (const auto valid = core->validate(r); !valid) {
       EXPECT_EQ(valid.error().code, Code::kExhausted) << valid.error().what;
       return;
     }
-    for (std::int32_t c = 0; c < r.n; ++c)
-      a.expected.push_back(fathom::testing::expected(runner, r, c, position_limit(), stop));
+    for (std::int32_t c = 0; c < r.n; ++c) a.expected.push_back(expect(r, c, stop));
     a.id = next_id++;
     if (const auto accepted = core->submit(a.id, std::move(r)); !accepted) {
       EXPECT_EQ(accepted.error().code, Code::kExhausted);
@@ -161,7 +192,7 @@ struct EngineWorld {
     ++events;
     const auto ok = core->check();
     ASSERT_TRUE(ok.has_value()) << ok.error().what;
-    ASSERT_EQ(runner.error(), "");
+    ASSERT_EQ(complaint(), "");
   }
 
   // Until all is answered.
@@ -180,8 +211,9 @@ struct EngineWorld {
       const bool fails = std::any_of(a.expected.begin(), a.expected.end(), [](const Expected& e) { return e.fails; });
       if (a.told->ok) {
         EXPECT_FALSE(fails);
-        EXPECT_EQ(a.told->outcome.prompt_tokens, a.prompt);
-        EXPECT_LE(a.told->outcome.cached_tokens, a.prompt);
+        const auto prompt = static_cast<std::int32_t>(a.prompt.size());
+        EXPECT_EQ(a.told->outcome.prompt_tokens, prompt);
+        EXPECT_LE(a.told->outcome.cached_tokens, prompt);
         EXPECT_LE(a.told->outcome.accepted_tokens, a.told->outcome.drafted_tokens);
         std::size_t completion = 0;
         for (const auto& [c, tokens] : a.told->tokens) completion += tokens.size();
@@ -204,15 +236,32 @@ struct EngineWorld {
     asked.clear();
   }
 
-  FakeRunner runner;
+  engine::Runner* engine_runner;
   engine::CoreOptions options;
   std::mt19937 rng;
+  std::int32_t vocab;
   std::int64_t clock = 1'000'000;
   std::unique_ptr<engine::Core> core;
   std::vector<Tokens> texts;
   std::vector<AskedFor> asked;
   engine::RequestId next_id = 1;
   std::uint64_t events = 0;
+};
+
+struct FakeWorldRunner {
+  FakeRunner runner;
+};
+struct FakeWorld : FakeWorldRunner, EngineWorld {
+  FakeWorld(const FakeRunnerOptions& runner_options, engine::CoreOptions core_options, std::int32_t pages,
+            unsigned seed)
+      : FakeWorldRunner{FakeRunner(runner_options)}, EngineWorld(runner, std::move(core_options), seed) {
+    give_memory(pages);
+    start();
+  }
+  Expected expect(const engine::Request& r, std::int32_t choice, const StopsAt& stop) override {
+    return expected(runner, r, choice, position_limit(), stop);
+  }
+  std::string complaint() const override { return runner.error(); }
 };
 
 }  // namespace fathom::testing

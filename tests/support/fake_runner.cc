@@ -116,27 +116,24 @@ Result<Mat<const float>> FakeRunner::logits_of(Mat<const float> streams) {
   return rows();
 }
 
-Expected expected(const FakeRunner& runner, const engine::Request& request, std::int32_t choice,
-                  std::int32_t position_limit, const std::function<bool(std::int32_t)>& stop) {
+Expected expected(const RunTokens& run, const engine::Request& request, std::int32_t choice,
+                  std::int32_t position_limit, const StopsAt& stop) {
   Expected out;
-  std::vector<std::int32_t> tokens = request.prompt;
+  std::vector<std::int32_t> next = request.prompt;
   engine::SamplingParams params = request.sampling;
   params.seed = engine::seed_of_choice(params.seed, choice);
   engine::SamplingParams early = params;
   early.banned.insert(early.banned.end(), request.stop_ids.begin(), request.stop_ids.end());
-  const auto prompt = static_cast<std::int32_t>(tokens.size());
+  const auto prompt = static_cast<std::int32_t>(next.size());
   const std::int32_t most =
       std::min(position_limit - prompt, request.max_tokens == 0 ? position_limit : request.max_tokens);
   engine::TokenHistory history;
-  history.add_prompt(tokens);
+  history.add_prompt(next);
   const auto constraint = request.constraint != nullptr ? request.constraint->fresh() : nullptr;
   engine::Sampler sampler;
-  std::vector<float> row(static_cast<std::size_t>(runner.facts().vocab));
-  Hash h = FakeModel::hash(tokens);
   for (std::int32_t i = 0; i < most; ++i) {
-    runner.logits(h, row);
     auto token =
-        sampler.sample({.logits = row,
+        sampler.sample({.logits = run(next),
                         .params = i < request.min_tokens ? early : params,
                         .history = &history,
                         .index = i,
@@ -148,7 +145,7 @@ Expected expected(const FakeRunner& runner, const engine::Request& request, std:
     const std::int32_t id = token->id;
     history.add_output(id);
     if (constraint != nullptr) constraint->accept(id);
-    h = FakeModel::next(h, id);
+    next.assign(1, id);
     out.tokens.push_back(*std::move(token));
     const auto& stops = request.stop_ids;
     if (std::find(stops.begin(), stops.end(), id) != stops.end() || (stop && stop(id))) {
@@ -157,6 +154,18 @@ Expected expected(const FakeRunner& runner, const engine::Request& request, std:
     }
   }
   return out;
+}
+
+Expected expected(const FakeRunner& runner, const engine::Request& request, std::int32_t choice,
+                  std::int32_t position_limit, const StopsAt& stop) {
+  std::vector<float> row(static_cast<std::size_t>(runner.facts().vocab));
+  Hash h = FakeModel::hash({});
+  const auto run = [&](std::span<const std::int32_t> next) -> std::span<const float> {
+    for (const std::int32_t id : next) h = FakeModel::next(h, id);
+    runner.logits(h, row);
+    return row;
+  };
+  return expected(run, request, choice, position_limit, stop);
 }
 
 }  // namespace fathom::testing

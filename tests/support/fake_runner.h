@@ -70,7 +70,12 @@ struct Expected {
   engine::Finish finish = engine::Finish::kLength;
   bool fails = false;  // the sampler refuses a row
 };
+// run: takes the tokens that come next and gives the logits after them; first the prompt, then what was chosen.
+using RunTokens = std::function<std::span<const float>(std::span<const std::int32_t> next)>;
+using StopsAt = std::function<bool(std::int32_t)>;
+Expected expected(const RunTokens& run, const engine::Request& request, std::int32_t choice,
+                  std::int32_t position_limit, const StopsAt& stop = {});
 Expected expected(const FakeRunner& runner, const engine::Request& request, std::int32_t choice,
-                  std::int32_t position_limit, const std::function<bool(std::int32_t)>& stop = {});
+                  std::int32_t position_limit, const StopsAt& stop = {});
 
 }  // namespace fathom::testing

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# scripts/deps.sh [--lint] [--tidy] [--fuzz] [--clients] [--list]: installs the distribution packages that Fathom is built
+# scripts/deps.sh [--lint] [--tidy] [--fuzz] [--clients] [--browser] [--list]: installs the distribution packages that Fathom is built
 # from, those that are missing and no others. Debian 12 or Ubuntu 24.04 and later; as root or with sudo. Does nothing when
 # all are there.
 #
@@ -7,6 +7,7 @@
 #   --tidy   also what scripts/lint.sh --tidy needs (clang-tidy 14: about 500 MB installed)
 #   --fuzz   also what scripts/fuzz.sh needs (clang with its run-time library)
 #   --clients   also what scripts/clients.sh needs (Python with its venv module)
+#   --browser   also what scripts/browser.sh needs (Chromium, its driver, selenium, pytest: about 400 MB installed)
 #   --list   only prints the names, one a line
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -25,6 +26,7 @@ for arg in "$@"; do
     --tidy) packages+=(clang-tidy-14) ;;
     --fuzz) packages+=(clang-14 libclang-rt-14-dev) ;;
     --clients) packages+=(python3 python3-venv) ;;
+    --browser) packages+=(chromium chromium-driver python3-selenium python3-pytest) ;;
     --list) list_only=true ;;
     -h | --help) usage; exit 0 ;;
     *) die "unknown option $arg (see --help)" ;;

@@ -55,8 +55,8 @@ text::ParserOptions parser_options(const text::ChatRequest& request, text::Parse
 }
 
 // Where other prompts are likely to part from this one: behind the first message, which holds system text and tools,
-// and before the last one.
-std::vector<std::int32_t> shared_ends(const text::EncodedPrompt& prompt) {
+// before the last one, and before <think>, in whose place the next turn has </think> where it drops the reasoning.
+std::vector<std::int32_t> shared_ends(const text::EncodedPrompt& prompt, text::ParserState state) {
   std::vector<std::int32_t> ends;
   std::int32_t last = -1;
   for (const text::PromptSpan& span : prompt.spans) {
@@ -66,6 +66,9 @@ std::vector<std::int32_t> shared_ends(const text::EncodedPrompt& prompt) {
     if (ends.size() == 2) ends.pop_back();
     ends.push_back(static_cast<std::int32_t>(span.begin));
   }
+  const auto before_think = static_cast<std::int32_t>(prompt.ids.size()) - 1;
+  if (state == text::ParserState::kReasoning && (ends.empty() || ends.back() < before_think) && before_think > 0)
+    ends.push_back(before_think);
   return ends;
 }
 
@@ -186,7 +189,7 @@ void Api::converse(Call& call, text::Dialect dialect, Endpoint endpoint) {
   engine::Request request;
   request.prompt = encoded.ids;
   if (!fill(call, prompt_field(endpoint), *params, request)) return;
-  request.shared_ends = shared_ends(encoded);
+  request.shared_ends = shared_ends(encoded, rendered->state);
   if (mapped->call_forced) {
     request.constraint = force_call(format_, options_.vocab, rendered->state, mapped->forced_name);
   }

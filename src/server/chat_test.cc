@@ -282,5 +282,25 @@ TEST_F(ServerTest, CompletionsAnswer) {
   }
 }
 
+// What the next turn shares with this one is remembered: all but the <think> that it has not.
+TEST_F(ServerTest, RemembersWhereTheNextTurnParts) {
+  generator.say("I think.</think>Yes.<｜end▁of▁sentence｜>");
+  start();
+  const std::string first = R"({"role":"user","content":"Is the sea deep?"})";
+  post("/v1/chat/completions", fmt::format(R"({{"messages":[{}]}})", first));
+  const auto ends = generator.shared_ends;
+  post("/v1/chat/completions",
+       fmt::format(R"({{"messages":[{},{{"role":"assistant","content":"Yes.","reasoning_content":"I think."}},
+                   {{"role":"user","content":"How deep?"}}]}})",
+                   first));
+  ASSERT_EQ(generator.prompts.size(), 2U);
+  const auto& a = generator.prompts[0];
+  const auto& b = generator.prompts[1];
+  const auto parts = std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin();
+  EXPECT_EQ(parts, static_cast<std::ptrdiff_t>(a.size()) - 1);
+  EXPECT_EQ(ends, (std::vector<std::int32_t>{static_cast<std::int32_t>(parts)}));
+  EXPECT_EQ(generator.shared_ends.size(), 3U);
+}
+
 }  // namespace
 }  // namespace fathom::server

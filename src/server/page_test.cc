@@ -1,4 +1,4 @@
-// The page at / as a browser fetches it. What it does there: tests/clients/browser_test.py.
+// The page at / as a browser fetches it. What it does there: tests/browser/browser_test.py.
 #include "server/page.h"
 
 #include <gmock/gmock.h>

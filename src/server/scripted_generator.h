@@ -37,6 +37,7 @@ class ScriptedGenerator final : public Generator {
     const std::lock_guard lock(mutex_);
     if (!refuse_.what.empty()) return tl::unexpected(refuse_);
     prompts.push_back(request.prompt);
+    shared_ends = request.shared_ends;
     const engine::RequestId id = ++last_id_;
     auto script = script_of_ ? tokenizer_.encode(script_of_(request.prompt), text::Mode::kSpecial) : script_;
     threads_.emplace_back([this, id, script = std::move(script),
@@ -67,6 +68,7 @@ class ScriptedGenerator final : public Generator {
   int playing() const { return playing_; }
 
   std::vector<std::vector<std::int32_t>> prompts;  // by submission
+  std::vector<std::int32_t> shared_ends;           // of the last one
   std::atomic<int> said = 0;                       // tokens
 
  private:

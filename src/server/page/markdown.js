@@ -10,8 +10,16 @@ export function element(tag, attributes = {}, ...children) {
     if (name === "onclick") e.addEventListener("click", value);
     else e.setAttribute(name, value === true ? "" : value);
   }
-  e.append(...children);
+  add(e, children);
   return e;
+}
+
+// Lists of any length: as arguments of one call they would overflow the stack.
+export function add(parent, nodes) {
+  for (const node of nodes) {
+    if (Array.isArray(node)) add(parent, node);
+    else parent.append(node);
+  }
 }
 
 // Only where a reader would expect to go; never javascript:, data: or a path on this server.
@@ -20,7 +28,7 @@ function safeLink(url) {
 }
 
 function link(url, children) {
-  return element("a", { href: url, target: "_blank", rel: "noopener noreferrer nofollow" }, ...children);
+  return element("a", { href: url, target: "_blank", rel: "noopener noreferrer nofollow" }, children);
 }
 
 function closing(text, mark, from) {
@@ -64,7 +72,7 @@ function inlineAt(text, i, depth) {
     while (end > 0 && end < i + kFar && mark.length === 1 && text[end + 1] === mark) end = closing(text, mark, end + 2);
     if (end <= i + mark.length || /\s/.test(text[end - 1])) continue;
     if (mark[0] === "_" && /\w/.test(text[end + mark.length] ?? " ")) continue;
-    return [[element(tag, {}, ...inline(text.slice(i + mark.length, end), depth + 1))], end + mark.length];
+    return [[element(tag, {}, inline(text.slice(i + mark.length, end), depth + 1))], end + mark.length];
   }
   return null;
 }
@@ -85,7 +93,7 @@ function inline(text, depth = 0) {
       continue;
     }
     if (i > plain) out.push(text.slice(plain, i));
-    out.push(...found[0]);
+    out.push(found[0]);
     plain = i = found[1];
   }
   if (plain < text.length) out.push(text.slice(plain));
@@ -121,7 +129,7 @@ function codeBlock(code, language) {
   const copy = element("button", { class: "quiet copy-code", type: "button" }, "Copy");
   return element("div", { class: "code" },
     element("header", {}, element("span", {}, language || "text"), copy),
-    element("pre", { tabindex: "0" }, element("code", {}, ...coloured(code, language.toLowerCase()))));
+    element("pre", { tabindex: "0" }, element("code", {}, coloured(code, language.toLowerCase()))));
 }
 
 const kFence = /^ {0,3}(`{3,}|~{3,})\s*([^\s`]*)[^`]*$/;
@@ -136,10 +144,10 @@ function cells(line) {
 
 function table(lines) {
   const sides = cells(lines[1]).map((c) => (!c.endsWith(":") ? undefined : c.startsWith(":") ? "middle" : "right"));
-  const row = (line, tag) => element("tr", {}, ...cells(line).map((c, i) => element(tag, { class: sides[i] }, ...inline(c))));
+  const row = (line, tag) => element("tr", {}, cells(line).map((c, i) => element(tag, { class: sides[i] }, inline(c))));
   return element("div", { class: "table", tabindex: "0" }, element("table", {},
     element("thead", {}, row(lines[0], "th")),
-    element("tbody", {}, ...lines.slice(2).map((l) => row(l, "td")))));
+    element("tbody", {}, lines.slice(2).map((l) => row(l, "td")))));
 }
 
 // A list from line `i`: [element, the line behind it].
@@ -164,8 +172,8 @@ function list(lines, i, depth) {
     }
     const nodes = blocks(body, depth + 1);
     // One paragraph in an item is its text.
-    if (nodes[0]?.tagName === "P") nodes.splice(0, 1, ...nodes[0].childNodes);
-    out.append(element("li", {}, ...nodes));
+    if (nodes[0]?.tagName === "P") nodes[0] = [...nodes[0].childNodes];
+    out.append(element("li", {}, nodes));
     while (i < lines.length && lines[i].trim() === "" && kItem.test(lines[i + 1] ?? "")) i++;
   }
   return [out, i];
@@ -187,7 +195,7 @@ function blocks(lines, depth = 0) {
       out.push(codeBlock(body.join("\n"), fence[2]));
     } else if (kHeading.test(line)) {
       const [, marks, words] = kHeading.exec(line);
-      out.push(element(`h${marks.length}`, {}, ...inline(words.trimEnd().replace(/ #{1,6}$/, ""))));
+      out.push(element(`h${marks.length}`, {}, inline(words.trimEnd().replace(/ #{1,6}$/, ""))));
       i++;
     } else if (kRule.test(line)) {
       out.push(element("hr"));
@@ -195,7 +203,7 @@ function blocks(lines, depth = 0) {
     } else if (line.startsWith(">")) {
       const body = [];
       for (; i < lines.length && lines[i].startsWith(">"); i++) body.push(lines[i].replace(/^> ?/, ""));
-      out.push(element("blockquote", {}, ...blocks(body, depth + 1)));
+      out.push(element("blockquote", {}, blocks(body, depth + 1)));
     } else if (kItem.test(line)) {
       const [made, next] = list(lines, i, depth);
       out.push(made);
@@ -208,7 +216,7 @@ function blocks(lines, depth = 0) {
       const body = [];
       const other = (l) => l.trim() === "" || kFence.test(l) || kHeading.test(l) || kRule.test(l) || l.startsWith(">") || kItem.test(l);
       for (; i < lines.length && (body.length === 0 || !other(lines[i])); i++) body.push(lines[i].trimStart());
-      out.push(element("p", {}, ...inline(body.join("\n"))));
+      out.push(element("p", {}, inline(body.join("\n"))));
     }
   }
   return out;
@@ -249,9 +257,9 @@ export class Growing {
       this.scanned = end + 1;
     }
     for (const node of this.tail) node.remove();
-    if (cut > this.done) this.box.append(...markdown(text.slice(this.done, cut)));
+    if (cut > this.done) add(this.box, markdown(text.slice(this.done, cut)));
     this.done = cut;
     this.tail = markdown(text.slice(cut));
-    this.box.append(...this.tail);
+    add(this.box, this.tail);
   }
 }

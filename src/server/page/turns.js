@@ -1,5 +1,5 @@
 // Turns of a conversation as elements. Text from model and user only ever becomes text nodes (markdown.js).
-import { Growing, element, markdown } from "./markdown.js";
+import { Growing, add, element, markdown } from "./markdown.js";
 
 export function count(n) {
   return n.toLocaleString("en").replaceAll(",", "\u202f");
@@ -76,7 +76,8 @@ export class AnswerView {
     this.root.classList.remove("live");
     this.wait.hidden = true;
     this.drawThinking(false);
-    this.body.replaceChildren(...markdown(m.content));
+    this.body.replaceChildren();
+    add(this.body, markdown(m.content));
     this.drawCalls(last);
     this.tail.replaceChildren(...this.ending(last));
     const acts = [button("Copy", "Copy the answer (Alt C)", () => this.on.copy())];

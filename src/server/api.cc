@@ -8,6 +8,7 @@
 
 #include "server/api_call.h"
 #include "server/json_out.h"
+#include "server/openapi.h"
 #include "server/page.h"
 
 namespace fathom::server {
@@ -44,6 +45,7 @@ const std::vector<Api::Route>& Api::routes() {
   static const std::vector<Route> all = {
       {"", "GET", true, &Api::root},
       {"page/", "GET", true, &Api::page},
+      {"openapi.json", "GET", true, &Api::openapi},
       {"health", "GET", true, &Api::health},
       {"ping", "GET", true, &Api::health},
       {"version", "GET", true, &Api::version},
@@ -58,6 +60,15 @@ const std::vector<Api::Route>& Api::routes() {
       {"v1/responses", "POST", false, &Api::responses},
       {"metrics", "GET", false, &Api::metrics},
   };
+  return all;
+}
+
+std::vector<std::pair<std::string, std::string>> Api::endpoints() {
+  std::vector<std::pair<std::string, std::string>> all;
+  for (const Route& route : routes()) {
+    const bool named = !route.endpoint.empty() && route.endpoint.back() == '/';
+    all.emplace_back(route.method, fmt::format("/{}{}", route.endpoint, named ? "{}" : ""));
+  }
   return all;
 }
 
@@ -80,16 +91,18 @@ void Api::handle(std::shared_ptr<Exchange> exchange, HttpRequest request) {
   call.endpoint = endpoint_of(call.request.path);
   call.messages_dialect = is_messages_path(call.request.path);
   cors(call);
-  if (call.request.method == "OPTIONS") {
-    return answer(
-        call, HttpAnswer{.status = 204, .content_type = "", .body = "", .headers = {{"Allow", "GET, POST, OPTIONS"}}});
-  }
   const std::string method = call.request.method == "HEAD" ? "GET" : call.request.method;
   const Route* found = nullptr;
   for (const Route& route : routes()) {
     const bool matches = !route.endpoint.empty() && route.endpoint.back() == '/' ? starts(call.endpoint, route.endpoint)
                                                                                  : call.endpoint == route.endpoint;
     if (matches && (found == nullptr || route.method == method)) found = &route;
+  }
+  const std::string allow = found == nullptr         ? "GET, HEAD, POST, OPTIONS"
+                            : found->method == "GET" ? "GET, HEAD, OPTIONS"
+                                                     : "POST, OPTIONS";
+  if (method == "OPTIONS") {
+    return answer(call, HttpAnswer{.status = 204, .content_type = "", .body = "", .headers = {{"Allow", allow}}});
   }
   if (found == nullptr) {
     return refuse(call,
@@ -99,7 +112,7 @@ void Api::handle(std::shared_ptr<Exchange> exchange, HttpRequest request) {
   if (found->method != method) {
     const Refusal r = refusal(405, "", "method_not_allowed", fmt::format("use {}", found->method));
     HttpAnswer no = error_answer(r, call.messages_dialect, call.request.id);
-    no.headers.emplace_back("Allow", found->method == "GET" ? "GET, HEAD, OPTIONS" : "POST, OPTIONS");
+    no.headers.emplace_back("Allow", allow);
     return answer(call, std::move(no));
   }
   if (!found->open && !admit(call)) return;
@@ -240,6 +253,8 @@ void Api::metrics(Call& call) {
   a.body = metrics_.text(options_.model_id, generator_.stats());
   answer(call, std::move(a));
 }
+
+void Api::openapi(Call& call) { answer(call, openapi_document(FATHOM_VERSION)); }
 
 void Api::version(Call& call) { answer(call, Obj().str("version", FATHOM_VERSION).done()); }
 

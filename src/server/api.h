@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "server/answer.h"
@@ -47,6 +48,8 @@ class Api {
   void handle(std::shared_ptr<Exchange> exchange, HttpRequest request);
   // What could not be read as a request.
   static HttpAnswer unreadable(const HttpRequest& request, int status, std::string_view code, std::string message);
+  // What is answered: methods and paths as an OpenAPI document spells them, "/v1/models/{}" where the rest is a name.
+  static std::vector<std::pair<std::string, std::string>> endpoints();
   // From now on nothing new is generated, and /health says so.
   void drain() { draining_ = true; }
 
@@ -72,6 +75,7 @@ class Api {
   void health(Call& call);
   void version(Call& call);
   void root(Call& call);
+  void openapi(Call& call);
   void page(Call& call);
   void models(Call& call);
   void model(Call& call);

@@ -27,6 +27,8 @@ TEST_F(ServerTest, AnswersTheSmallEndpoints) {
   const Reply wrong = get(kChat);
   EXPECT_EQ(wrong.status, 405);
   EXPECT_EQ(wrong.header("allow"), "POST, OPTIONS");
+  EXPECT_EQ(fetch(server->port(), "OPTIONS", kChat).header("allow"), "POST, OPTIONS");
+  EXPECT_EQ(fetch(server->port(), "OPTIONS", "/health").header("allow"), "GET, HEAD, OPTIONS");
   const Reply head = fetch(server->port(), "HEAD", "/health");
   EXPECT_EQ(head.status, 200);
   EXPECT_TRUE(head.body.empty());

@@ -87,9 +87,12 @@ bool assistant(ApiMapper& m, const JsonValue& json, const std::string& where) {
     return false;
   if (!tool_calls(m, json, where + ".tool_calls", out.tool_calls)) return false;
   if (content == nullptr && out.tool_calls.empty()) return m.wrong(where, "content or tool_calls");
-  const JsonValue* reasoning = json.get("reasoning_content");
-  if (reasoning == nullptr) reasoning = json.get("reasoning");
-  if (reasoning != nullptr && reasoning->is_string()) out.reasoning = reasoning->text;
+  if (!m.read_string(json, "reasoning_content", where + ".reasoning_content", out.reasoning)) return false;
+  // The name that other servers use; it may hold other things there.
+  const JsonValue* reasoning = json.get("reasoning");
+  if (json.get("reasoning_content") == nullptr && reasoning != nullptr && reasoning->is_string()) {
+    out.reasoning = reasoning->text;
+  }
   m.add(std::move(out));
   return true;
 }

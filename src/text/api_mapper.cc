@@ -58,6 +58,7 @@ bool ApiMapper::read_effort(std::optional<std::string>& level, std::string& wher
       {"", "reasoning_effort"}, {"reasoning", "effort"}, {"output_config", "effort"}};
   for (const auto& [object, key] : places) {
     const JsonValue* holder = object.empty() ? &body_ : body_.get(object);
+    if (holder != nullptr && !holder->is_object()) return wrong(std::string(object), "an object");
     const JsonValue* value = holder == nullptr ? nullptr : holder->get(key);
     if (value == nullptr) continue;
     where = object.empty() ? std::string(key) : fmt::format("{}.{}", object, key);

@@ -173,8 +173,8 @@ bool custom_tool(ApiMapper& m, const JsonValue& json, const std::string& where, 
 bool tool(ApiMapper& m, const JsonValue& json, const std::string& where, const std::string& space,
           const std::string& about) {
   if (!json.is_object()) return m.wrong(where, "an object");
-  const JsonValue* type = json.get("type");
-  const std::string kind = type != nullptr ? type->text : "";
+  std::string kind;
+  if (!m.need_string(json, "type", where + ".type", kind)) return false;
   ToolSpec spec;
   if (kind == "function") {
     if (!m.function_tool(json, "parameters", where, spec)) return false;
@@ -207,6 +207,7 @@ bool tools(ApiMapper& m) {
     if (!m.need_string(json, "name", where + ".name", space)) return false;
     if (!m.read_string(json, "description", where + ".description", about)) return false;
     const JsonValue* inner = json.get("tools");
+    if (inner != nullptr && !inner->is_array()) return m.wrong(where + ".tools", "a list");
     for (std::size_t k = 0; inner != nullptr && k < inner->items.size(); ++k) {
       if (!tool(m, inner->items[k], fmt::format("{}.tools[{}]", where, k), space, about)) return false;
     }
@@ -233,8 +234,9 @@ bool tool_choice(ApiMapper& m) {
 }
 
 bool unsupported(ApiMapper& m) {
-  const JsonValue* background = m.body().get("background");
-  if (background != nullptr && background->is_true()) {
+  bool background = false;
+  if (!m.read_bool(m.body(), "background", "background", background)) return false;
+  if (background) {
     return m.reject("background", "unsupported", "background: true is not supported");
   }
   for (const char* key : {"conversation", "prompt"}) {
@@ -253,6 +255,7 @@ bool map_responses(ApiMapper& m) {
   if (!unsupported(m) || !input(m) || !tools(m) || !tool_choice(m)) return false;
   if (!m.read_bool(m.body(), "parallel_tool_calls", "parallel_tool_calls", m.out().parallel_calls)) return false;
   const JsonValue* text = m.body().get("text");
+  if (text != nullptr && !text->is_object()) return m.wrong("text", "an object");
   const JsonValue* format = text == nullptr ? nullptr : text->get("format");
   return format == nullptr || m.response_format(*format, format, "text.format");
 }

@@ -232,7 +232,11 @@ void ApiMapper::system_text(std::string text) {
   messages.push_back(std::move(later));
 }
 
-void ApiMapper::add(Message message) { out_.messages.push_back(std::move(message)); }
+void ApiMapper::add(Message message) {
+  // What clients put where they have dropped the reasoning: none was given, and that of the record comes back (4.7).
+  if (message.reasoning.find_first_not_of(" \t\r\n") == std::string::npos) message.reasoning.clear();
+  out_.messages.push_back(std::move(message));
+}
 
 bool ApiMapper::finish() {
   auto& messages = out_.messages;

@@ -214,6 +214,11 @@ TEST(ApiRequest, AcceptsTheHistoriesThatClientsReallySend) {
     const std::string prompt = prompt_of(Dialect::kChat, "{\"messages\":[" + messages + "]}");
     EXPECT_TRUE(prompt.ends_with("<\uFF5CAssistant\uFF5C><think>")) << messages << "\n" << prompt;
   }
+  // A blank where the reasoning was is none, which the record may know better.
+  const auto blank = map(Dialect::kChat, R"({"messages":[{"role":"user","content":"x"},)"
+                                         R"({"role":"assistant","content":"y","reasoning_content":" \n"}]})");
+  ASSERT_TRUE(blank);
+  EXPECT_EQ(blank->messages[1].reasoning, "");
   // Forced calls in thinking mode, which the hosted service refuses.
   const auto forced = map(Dialect::kChat, R"({"messages":[{"role":"user","content":"x"}],"tool_choice":"required",
       "tools":[{"type":"function","function":{"name":"f"}}],"thinking":{"type":"enabled"}})");

@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/common.h"
 #include "cli/compute.h"
+#include "cli/config_file.h"
 #include "engine/engine.h"
 #include "server/server.h"
 #include "text/chat_format.h"
@@ -42,6 +43,7 @@ struct Options {
   bool no_thinking = false;
   bool quiet = false;
   ComputeOptions compute;
+  ConfigFlags config;
 };
 
 void print_line(std::string_view line) {
@@ -141,6 +143,14 @@ Result<> run(const Options& o) {
   return {};
 }
 
+Result<> start(CLI::App& command, const Options& o) {
+  if (!o.config.path.empty()) FATHOM_TRY(read_config(command, o.config.path));
+  if (!o.config.print) return run(o);
+  Output out;
+  out.write(print_config(command));
+  return out.finish();
+}
+
 }  // namespace
 
 void add_serve(CLI::App& app, ExitCode& exit) {
@@ -184,6 +194,7 @@ void add_serve(CLI::App& app, ExitCode& exit) {
       ->group("Requests");
   command->add_flag("--quiet", o->quiet, "no line for each request");
   add_compute_options(*command, o->compute);
+  add_config_flags(*command, o->config);
   command->footer(
       "Listens on this machine only unless --host says otherwise. The first SIGTERM or SIGINT lets running requests "
       "finish,\n"
@@ -192,8 +203,8 @@ void add_serve(CLI::App& app, ExitCode& exit) {
       "  fathom serve --port 8000\n"
       "  curl http://127.0.0.1:8000/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \"content\": "
       "\"Hi\"}]}'");
-  command->callback([o, &exit] {
-    const auto done = run(*o);
+  command->callback([o, command, &exit] {
+    const auto done = start(*command, *o);
     exit.value = done ? ExitCode::kOk : fail_with(done.error());
   });
 }

@@ -2,13 +2,19 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "checkpoint/fingerprint.h"
@@ -24,6 +30,8 @@ namespace fathom::cli {
 namespace {
 
 constexpr std::int32_t kStepTokens = 256;
+constexpr int kRedSeconds = 5;
+constexpr int kStopSeconds = 30;  // for a step under way, and for what is to be written to disk
 
 struct Options {
   std::string model;
@@ -36,6 +44,7 @@ struct Options {
   std::int32_t slots = 16;
   std::int32_t queue = 256;
   std::int32_t queue_seconds = 600;
+  std::int32_t drain_seconds = 300;
   double cache_gib = 1;
   std::string cache_folder;
   std::string key_file;
@@ -67,6 +76,8 @@ Result<std::vector<std::string>> read_keys(const std::string& path) {
   return keys;
 }
 
+std::string url_host(const std::string& host) { return host.find(':') == std::string::npos ? host : "[" + host + "]"; }
+
 bool is_loopback(const std::string& host) { return host.rfind("127.", 0) == 0 || host == "::1"; }
 
 // SIGTERM and SIGINT arrive at wait_for_signal() and nowhere else. Before any thread is made.
@@ -79,20 +90,64 @@ sigset_t block_signals() {
   return set;
 }
 
-bool wait_for_signal(const sigset_t& set, long milliseconds) {
+// The signal; 0 where none came in time.
+int wait_for_signal(const sigset_t& set, long milliseconds) {
   const timespec limit{milliseconds / 1000, (milliseconds % 1000) * 1'000'000};
-  return sigtimedwait(&set, nullptr, &limit) > 0;
+  return std::max(sigtimedwait(&set, nullptr, &limit), 0);
 }
 
-// Until a signal; then until every request has been answered, or a second signal.
-void serve_until_signalled(const sigset_t& set, server::Server& server) {
-  while (!wait_for_signal(set, 3600'000)) {
+// While it lives, a signal ends the process on the spot, whatever its other threads do.
+class ExitOnSignal {
+ public:
+  // seconds: the process ends after so long without a signal, too; 0: it does not.
+  ExitOnSignal(const sigset_t& set, int seconds) : thread_([this, set, seconds] { watch(set, seconds); }) {}
+  ExitOnSignal(const ExitOnSignal&) = delete;
+  ExitOnSignal& operator=(const ExitOnSignal&) = delete;
+  ~ExitOnSignal() {
+    over_ = true;
+    thread_.join();
+  }
+
+ private:
+  void watch(const sigset_t& set, int seconds) const {
+    for (int ms = 0; !over_; ms += 50) {
+      const int signal = wait_for_signal(set, 50);
+      if (signal > 0) std::_Exit(128 + signal);
+      if (seconds > 0 && ms > seconds * 1000) std::_Exit(ExitCode::kFailed);
+    }
+  }
+
+  std::atomic<bool> over_ = false;
+  std::thread thread_;  // last: it uses the rest
+};
+
+// Until a signal; then until every request has been answered, the time for that is over, or a second signal. Error: the
+// model failed, after which nothing but a new process helps.
+Result<> serve_until_signalled(const sigset_t& set, server::Server& server, const engine::Engine& engine,
+                               int drain_seconds) {
+  while (wait_for_signal(set, 1000) == 0) {
+    if (const auto health = engine.health(); !health.ok) {
+      server.drain();
+      wait_for_signal(set, kRedSeconds * 1000);  // for those who watch /health
+      return fail(Code::kUnavailable, "{}", health.why);
+    }
   }
   server.drain();
-  print_line(fmt::format("draining: {} requests are being answered; signal again to stop at once", server.active()));
-  while (server.active() > 0) {
-    if (wait_for_signal(set, 100)) return;
+  print_line(fmt::format("draining: {} requests are being answered, for {} s at most; signal again to stop at once",
+                         server.active(), drain_seconds));
+  for (int ms = 0; server.active() > 0 && ms < drain_seconds * 1000; ms += 100) {
+    if (wait_for_signal(set, 100) > 0) return {};
   }
+  return {};
+}
+
+// 2026-11-30T16:05:34Z
+std::string now_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc = {};
+  char text[32] = "";
+  if (gmtime_r(&now, &utc) != nullptr) std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
 }
 
 Result<> run(const Options& o) {
@@ -100,6 +155,12 @@ Result<> run(const Options& o) {
   FATHOM_ASSIGN(auto keys, read_keys(o.key_file));
   FATHOM_ASSIGN(const auto folder, model_folder(o.model));
   FATHOM_ASSIGN(const auto format, text::ChatFormat::load(folder));
+  server::HttpServer::Options http;
+  http.host = o.host;
+  http.port = o.port;
+  FATHOM_ASSIGN(auto server, server::Server::listen(std::move(http)));
+  print_line(fmt::format("listening on http://{}:{} while the model is loaded", url_host(o.host), server->port()));
+  std::optional<ExitOnSignal> exit_on_signal(std::in_place, signals, 0);
   engine::CoreOptions core;
   core.cache_bytes = static_cast<std::size_t>(o.cache_gib * (1U << 30U));
   core.slots = o.slots;
@@ -119,28 +180,29 @@ Result<> run(const Options& o) {
   api.model_id = !o.name.empty() ? o.name : std::filesystem::absolute(folder).lexically_normal().filename().string();
   api.strict_models = o.strict_names;
   api.vocab = runner.facts().vocab;
-  api.context = runner.facts().max_positions;
+  api.context = engine->position_limit();
   if (o.context > 0) api.context = std::min(api.context, o.context);
   api.most_tokens = o.most_tokens;
   api.defaults.thinking = !o.no_thinking;
   api.check_host = keys.empty() && is_loopback(o.host);
   api.cors_origin = o.cors;
-  if (!o.quiet) api.log = print_line;
+  if (!o.quiet) api.log = [](std::string_view line) { print_line(fmt::format("time={} {}", now_text(), line)); };
   if (keys.empty() && !is_loopback(o.host))
     print_line("warning: anyone who reaches this port may use the model; see --api-key-file");
   api.keys = std::move(keys);
-  server::HttpServer::Options http;
-  http.host = o.host;
-  http.port = o.port;
   server::EngineGenerator generator(*engine);
-  FATHOM_ASSIGN(auto server, server::Server::start(format, generator, std::move(api), std::move(http)));
-  print_line(fmt::format("serving {} on http://{}:{}", folder.string(), o.host, server->port()));
+  server->serve(format, generator, std::move(api));
+  exit_on_signal.reset();
+  print_line(fmt::format("serving {} on http://{}:{}", folder.string(), url_host(o.host), server->port()));
 
-  serve_until_signalled(signals, *server);
+  const auto ended = serve_until_signalled(signals, *server, *engine, o.drain_seconds);
+  exit_on_signal.emplace(signals, kStopSeconds);
   engine->stop(false);
   for (int i = 0; i < 20 && server->active() > 0; ++i)
-    wait_for_signal(signals, 50);  // the last words reach the clients
-  return {};
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the last words reach the clients
+  server.reset();
+  engine.reset();
+  return ended;
 }
 
 Result<> start(CLI::App& command, const Options& o) {
@@ -183,6 +245,10 @@ void add_serve(CLI::App& app, ExitCode& exit) {
       ->group("Requests");
   command->add_option("--queue-seconds", o->queue_seconds, "how long one may wait")
       ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->group("Requests");
+  command->add_option("--drain-seconds", o->drain_seconds, "how long answers may go on after the first signal")
+      ->check(CLI::Range(0, 1 << 20))
       ->capture_default_str()
       ->group("Requests");
   command->add_option("--cache", o->cache_gib, "GiB of memory for the state of conversations")

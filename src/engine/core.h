@@ -82,6 +82,9 @@ class Core {
   // the cache can never hold it.
   Result<> validate(const Request& request) const;
 
+  // Tokens of prompt and answer that model and cache have room for. Safe from any thread.
+  std::int32_t position_limit() const;
+
   // Takes over a valid request. Errors, with the request as it was: kExhausted (the queue is full), kUnavailable (the
   // model failed).
   Result<> submit(RequestId id, Request&& request);
@@ -125,7 +128,6 @@ class Core {
 
   Core(Runner& runner, CoreOptions options);
   std::size_t stream_bytes() const;
-  std::int32_t position_limit() const;  // tokens of prompt and answer that model and cache have room for
   std::unique_ptr<Answer> make_answer(Asked& asked, const Request& request, std::int32_t choice);
 
   // Life of answers: core.cc.

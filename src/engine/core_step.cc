@@ -188,6 +188,7 @@ void Core::settle(Part& part) {
   const auto ids =
       std::span(a.tokens).subspan(static_cast<std::size_t>(part.start), static_cast<std::size_t>(part.kept));
   cache_->advance(*a.lane, ids, drafting() ? std::max(0, length - 1) : a.lane->reach().drafted);
+  if (length < a.prompt && a.choice == 0) a.asked->reply.prompt_progress(length, a.prompt);
   const bool cut = std::binary_search(a.cuts.begin(), a.cuts.end(), length);
   if (cut && part.start < length) {
     const auto& ends = a.asked->request.shared_ends;

@@ -93,6 +93,8 @@ void Engine::stop(bool wait) {
   if (s.thread.joinable()) s.thread.join();
 }
 
+std::int32_t Engine::position_limit() const { return state_->core->position_limit(); }
+
 CoreStats Engine::stats() const {
   const std::lock_guard lock(state_->mutex);
   return state_->stats;

@@ -38,6 +38,8 @@ class Engine {
   // Takes no more requests. wait: until those that were accepted are done; else they are cancelled.
   void stop(bool wait);
 
+  // As Core::position_limit.
+  std::int32_t position_limit() const;
   CoreStats stats() const;
   EngineHealth health() const;
   // The plan of the cache's memory, for people.

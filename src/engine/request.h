@@ -51,6 +51,8 @@ class Sink {
   // The next token of a choice. kStop ends that choice with Finish::kStop: for stop strings, which only text can know.
   virtual Verdict token(std::int32_t choice, const Sampled& token) = 0;
   virtual void choice_done(std::int32_t /*choice*/, Finish /*why*/) {}
+  // Of the prompt's tokens so many have been run or were remembered; after every step that leaves some.
+  virtual void prompt_progress(std::int32_t /*done*/, std::int32_t /*total*/) {}
   // Once, and last, whatever happens: an outcome, an error or a cancellation (kCancelled).
   virtual void done(Result<Outcome> outcome) = 0;
 };
@@ -67,6 +69,7 @@ class Reply {
   }
   Verdict token(std::int32_t choice, const Sampled& t) { return sink_->token(choice, t); }
   void choice_done(std::int32_t choice, Finish why) { sink_->choice_done(choice, why); }
+  void prompt_progress(std::int32_t done, std::int32_t total) { sink_->prompt_progress(done, total); }
   void finish(Result<Outcome> outcome) { std::exchange(sink_, nullptr)->done(std::move(outcome)); }
   // Gives the sink back untold: the request was never accepted.
   void forget() { sink_.reset(); }

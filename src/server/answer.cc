@@ -1,10 +1,23 @@
 #include "server/answer.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "text/turn_memory.h"
 
 namespace fathom::server {
+
+namespace {
+using Clock = std::chrono::steady_clock;
+}
+
+void TokenGaps::add(double seconds) {
+  ++counts[static_cast<std::size_t>(std::lower_bound(kBounds.begin(), kBounds.end(), seconds) - kBounds.begin())];
+  sum += seconds;
+}
 
 // Where the engine puts the tokens of one prompt.
 class Answer::PromptSink final : public engine::Sink {
@@ -12,10 +25,15 @@ class Answer::PromptSink final : public engine::Sink {
   PromptSink(std::shared_ptr<Answer> answer, std::size_t first_choice, std::size_t n)
       : answer_(std::move(answer)), first_(first_choice) {
     for (std::size_t i = 0; i < n; ++i) parsers_.push_back(answer_->options_.parser());
+    last_token_.resize(n);
   }
 
   engine::Verdict token(std::int32_t choice, const engine::Sampled& token) override {
+    answer_->progress_ = 0;
     const auto i = static_cast<std::size_t>(choice);
+    const auto now = Clock::now();
+    if (last_token_[i] != Clock::time_point()) gaps_.add(std::chrono::duration<double>(now - last_token_[i]).count());
+    last_token_[i] = now;
     Note note;
     note.choice = first_ + i;
     const bool complete = parsers_[i]->push(token, note.piece);
@@ -32,10 +50,15 @@ class Answer::PromptSink final : public engine::Sink {
     answer_->notify(std::move(note));
   }
 
+  void prompt_progress(std::int32_t done, std::int32_t total) override {
+    answer_->progress_ = static_cast<std::uint64_t>(done) << 32U | static_cast<std::uint32_t>(total);
+  }
+
   void done(Result<engine::Outcome> outcome) override {
     Note note;
     note.kind = Note::Kind::kDone;
     note.outcome = std::move(outcome);
+    note.gaps = gaps_;
     answer_->notify(std::move(note));
   }
 
@@ -43,6 +66,8 @@ class Answer::PromptSink final : public engine::Sink {
   const std::shared_ptr<Answer> answer_;
   const std::size_t first_;
   std::vector<std::unique_ptr<ChoiceParser>> parsers_;
+  std::vector<Clock::time_point> last_token_;  // by choice
+  TokenGaps gaps_;
 };
 
 Answer::Answer(std::shared_ptr<Exchange> exchange, std::string request_id, Generator& generator,
@@ -70,9 +95,16 @@ void Answer::start(std::vector<engine::Request> requests, Usage known) {
   exchange_->on_gone([self = shared_from_this()] { self->give_up("abort"); });
   if (options_.stream && !ended_) {
     streaming_ = true;
-    exchange_->begin_stream(writer_->keep_alive());
+    exchange_->begin_stream([self = shared_from_this()] { return self->keep_alive(); });
     exchange_->write(writer_->begin(known));
   }
+}
+
+// A comment in front says how far the prompt has been read; whoever does not know it skips it.
+std::string Answer::keep_alive() const {
+  const std::uint64_t progress = progress_;
+  if (progress == 0) return writer_->keep_alive();
+  return fmt::format(": prefill {}/{}\n{}", progress >> 32U, progress & 0xFFFFFFFFU, writer_->keep_alive());
 }
 
 void Answer::notify(Note note) {
@@ -98,7 +130,11 @@ void Answer::drain() {
 }
 
 void Answer::take(Note& note) {
-  if (note.kind == Note::Kind::kDone) return prompt_done(note.outcome);
+  if (note.kind == Note::Kind::kDone) {
+    for (std::size_t i = 0; i < gaps_.counts.size(); ++i) gaps_.counts[i] += note.gaps.counts[i];
+    gaps_.sum += note.gaps.sum;
+    return prompt_done(note.outcome);
+  }
   if (ended_) return;
   Choice& choice = choices_[note.choice];
   add(choice, note.piece);
@@ -184,7 +220,7 @@ void Answer::give_up(std::string_view reason) {
 }
 
 void Answer::report(std::string_view reason, int status) {
-  options_.on_end({reason, status, usage_, last_outcome_, static_cast<std::int32_t>(choices_.size())});
+  options_.on_end({reason, status, usage_, last_outcome_, gaps_, static_cast<std::int32_t>(choices_.size())});
 }
 
 }  // namespace fathom::server

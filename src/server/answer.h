@@ -3,6 +3,7 @@
 // words of its dialect.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -100,12 +101,22 @@ class ChoiceParser {
   virtual ChoiceEnd finish(bool cut, Piece& piece) = 0;
 };
 
+// Times from one token of a choice to the next, counted by ranges: an answer may have hundreds of thousands.
+struct TokenGaps {
+  static constexpr std::array<double, 19> kBounds = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+                                                     0.75, 1,     2.5,  5,     7.5, 10,   20,  40,  80};  // seconds
+  std::array<std::uint64_t, kBounds.size() + 1> counts{};
+  double sum = 0;
+  void add(double seconds);
+};
+
 // For metrics and the log; by whichever thread ends the answer.
 struct AnswerReport {
   std::string_view reason;  // stop, length, abort, error
   int status = 200;         // as answered; 499 where the client left before any answer
   Usage usage;
   engine::Outcome outcome;  // of the last prompt
+  TokenGaps gaps;
   std::int32_t n = 1;
 };
 
@@ -137,6 +148,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
     Piece piece = {};
     ChoiceEnd end = {};
     Result<engine::Outcome> outcome = {};
+    TokenGaps gaps = {};  // kDone
   };
 
   void notify(Note note);  // from the engine's thread
@@ -149,6 +161,8 @@ class Answer : public std::enable_shared_from_this<Answer> {
   void give_up(std::string_view reason);
   void report(std::string_view reason, int status);
 
+  std::string keep_alive() const;
+
   const std::shared_ptr<Exchange> exchange_;
   const std::string request_id_;
   Generator& generator_;
@@ -160,10 +174,13 @@ class Answer : public std::enable_shared_from_this<Answer> {
   std::vector<Choice> choices_;
   Usage usage_;
   engine::Outcome last_outcome_;
+  TokenGaps gaps_;
   std::size_t undone_ = 0;  // prompts
   bool streaming_ = false;  // the stream has begun
   bool ended_ = false;      // the client has been answered, or is gone
 
+  // Of the prompt that is being read, both in one value: done << 32 | total. From the engine's thread.
+  std::atomic<std::uint64_t> progress_ = 0;
   std::mutex mutex_;
   std::vector<Note> notes_;  // guarded
   bool posted_ = false;      // guarded: drain() will run

@@ -1,6 +1,12 @@
 // Messages and Responses over scripted answers, and metrics. http-api.md 7, 8, 10.
 #include <fmt/format.h>
 
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <set>
+#include <string>
+
 #include "server/server_fixture.h"
 
 namespace fathom::server {
@@ -179,6 +185,45 @@ TEST_F(ServerTest, CountsWhatHappened) {
       << r.body;
   EXPECT_NE(r.body.find("fathom_http_answers_total" + labels + ",status=\"400\"} 1\n"), std::string::npos);
   EXPECT_NE(r.body.find("vllm:e2e_request_latency_seconds_count" + labels + "} 1\n"), std::string::npos);
+}
+
+std::set<std::string> metric_names(const std::string& text) {
+  std::set<std::string> names;
+  static const std::regex kName("\\b(vllm:|fathom_)[a-z0-9_]+");
+  for (std::sregex_iterator it(text.begin(), text.end(), kName), end; it != end; ++it) names.insert(it->str());
+  return names;
+}
+
+// And those that vLLM's own dashboards ask for.
+TEST_F(ServerTest, HasTheMetricsThatDashboardsAskFor) {
+  generator.say("Hi.<｜end▁of▁sentence｜>");
+  start();
+  post("/v1/chat/completions", R"({"messages":[{"role":"user","content":"Hi"}]})");
+  const std::set<std::string> there = metric_names(get("/metrics").body);
+  std::ifstream file(std::string(FATHOM_SOURCE_DIR) + "/packaging/grafana.json");
+  std::set<std::string> asked = metric_names(std::string(std::istreambuf_iterator<char>(file), {}));
+  EXPECT_GT(asked.size(), 20U);
+  for (const char* name :
+       {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "time_to_first_token_seconds_bucket",
+        "inter_token_latency_seconds_bucket", "request_time_per_output_token_seconds_sum",
+        "e2e_request_latency_seconds_bucket", "prompt_tokens_total", "generation_tokens_total",
+        "prefix_cache_hits_total", "prefix_cache_queries_total", "request_success_total",
+        "request_queue_time_seconds_sum", "request_prefill_time_seconds_sum", "request_decode_time_seconds_sum",
+        "request_inference_time_seconds_sum", "request_prompt_tokens_bucket", "request_generation_tokens_bucket",
+        "num_preemptions_total"})
+    asked.insert(std::string("vllm:") + name);
+  for (const std::string& name : asked) EXPECT_EQ(there.count(name), 1U) << name;
+}
+
+// An answer of four tokens has three times between them.
+TEST_F(ServerTest, CountsEveryTimeFromTokenToToken) {
+  generator.say("one two three four five six");
+  start();
+  post("/v1/completions", R"({"prompt":"Hi","max_tokens":4})");
+  const std::string text = get("/metrics").body;
+  EXPECT_NE(text.find("vllm:inter_token_latency_seconds_count{model_name=\"fathom-tiny\",engine=\"0\"} 3\n"),
+            std::string::npos)
+      << text;
 }
 
 }  // namespace

@@ -46,8 +46,8 @@ class Exchange {
   // Goes with every answer to this request.
   virtual void add_header(std::string name, std::string value) = 0;
   virtual void send(HttpAnswer answer) = 0;
-  // Server-sent events. `keep_alive` is sent when nothing else has been for some seconds.
-  virtual void begin_stream(std::string keep_alive) = 0;
+  // Server-sent events. What `keep_alive` returns is sent when nothing else has been for some seconds.
+  virtual void begin_stream(std::function<std::string()> keep_alive) = 0;
   virtual void write(std::string bytes) = 0;
   virtual void end_stream() = 0;
 

@@ -115,9 +115,9 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
     put(std::move(head));
   }
 
-  void begin_stream(std::string keep_alive) override {
+  void begin_stream(std::function<std::string()> keep_alive) override {
     if (phase_ != Phase::kHandling) return;
-    keep_alive_text_ = std::move(keep_alive);
+    keep_alive_ = std::move(keep_alive);
     chunked_ = version_ >= 11;
     keep_open_ = keep_open_ && chunked_;
     std::string head = begin(200, "text/event-stream; charset=utf-8");
@@ -328,6 +328,7 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
   void answer_ended() {
     --active_;
     gone_ = nullptr;
+    keep_alive_ = nullptr;
     tick_.cancel();
     ++watch_;
   }
@@ -370,7 +371,7 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
       if (error || (self->phase_ != Phase::kHandling && self->phase_ != Phase::kStreaming)) return;
       const auto quiet = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - self->last_write_).count();
       if (self->phase_ == Phase::kStreaming) {
-        if (quiet >= self->limits_.keep_alive_seconds || self->half_closed_) self->write(self->keep_alive_text_);
+        if (quiet >= self->limits_.keep_alive_seconds || self->half_closed_) self->write(self->keep_alive_());
       } else if (self->half_closed_ && self->version_ >= 11) {
         self->put("HTTP/1.1 100 Continue\r\n\r\n");
       }
@@ -404,7 +405,7 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
   bool timed_out_ = false;
   std::uint64_t watch_ = 0;
   std::string extra_;
-  std::string keep_alive_text_;
+  std::function<std::string()> keep_alive_;
   std::string writing_;
   std::string waiting_;
   std::size_t unwritten_ = 0;

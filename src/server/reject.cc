@@ -68,8 +68,6 @@ Refusal refusal_of(const Error& error) {
   switch (error.code) {
     case Code::kInvalid: return refusal(400, "", "invalid_value", error.what);
     case Code::kExhausted: {
-      // Also said of a prompt that the cache can never hold, which no waiting cures.
-      if (error.what.rfind("prompt has", 0) == 0) return refusal(400, "", "context_length_exceeded", error.what);
       Refusal r = refusal(429, "", "rate_limit_exceeded", error.what);
       r.retry_after = 2;
       return r;

@@ -31,6 +31,8 @@ class ScriptedGenerator final : public Generator {
     script_of_ = std::move(script_of);
   }
   void pause_between_tokens(int ms) { pause_ms_ = ms; }
+  // Every answer begins with so many tokens of its prompt read.
+  void read_first(int tokens) { progress_ = tokens; }
   void refuse_with(Error error) { refuse_ = std::move(error); }
 
   Result<engine::RequestId> submit(engine::Request request) override {
@@ -78,6 +80,7 @@ class ScriptedGenerator final : public Generator {
     engine::Outcome outcome;
     outcome.prompt_tokens = static_cast<std::int32_t>(r.prompt.size());
     outcome.cached_tokens = 2;
+    if (progress_ > 0) reply.prompt_progress(progress_, outcome.prompt_tokens);
     for (std::int32_t choice = 0; choice < r.n; ++choice) {
       std::int32_t n = 0;
       engine::Finish why = engine::Finish::kStop;
@@ -115,6 +118,7 @@ class ScriptedGenerator final : public Generator {
   std::function<std::string(const std::vector<std::int32_t>&)> script_of_;
   bool forever_ = false;
   int pause_ms_ = 0;
+  int progress_ = 0;
   Error refuse_;
   mutable std::mutex mutex_;
   std::vector<std::thread> threads_;       // guarded

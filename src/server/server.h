@@ -3,6 +3,7 @@
 // Whoever ends it ends the engine first: the engine tells every request its end, and then nobody holds a connection.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 
@@ -14,12 +15,17 @@ namespace fathom::server {
 
 class Server {
  public:
-  // format and generator outlive it. Errors: those of HttpServer::start.
+  // Listens, and answers that the model is being loaded: /health with 503 and the status "loading", the page, which
+  // waits, and all else with 503. Errors: those of HttpServer::start.
+  static Result<std::unique_ptr<Server>> listen(HttpServer::Options http);
+  // From now on the model is served. Once. format and generator outlive the server.
+  void serve(const text::ChatFormat& format, Generator& generator, ApiOptions api);
+  // Both at once.
   static Result<std::unique_ptr<Server>> start(const text::ChatFormat& format, Generator& generator, ApiOptions api,
                                                HttpServer::Options http);
 
   std::uint16_t port() const { return http_->port(); }
-  // Takes no new work; what has begun goes on.
+  // Takes no new work; what has begun goes on. After serve().
   void drain() { api_->drain(); }
   // Requests that have not been answered.
   int active() const { return http_->active(); }
@@ -27,7 +33,8 @@ class Server {
  private:
   Server() = default;
   std::unique_ptr<Api> api_;
-  std::unique_ptr<HttpServer> http_;  // goes first
+  std::atomic<Api*> serving_ = nullptr;  // api_, when it may be used
+  std::unique_ptr<HttpServer> http_;     // goes first
 };
 
 }  // namespace fathom::server

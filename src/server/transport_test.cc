@@ -192,6 +192,42 @@ TEST_F(ServerTest, KeepsAQuietStreamAlive) {
   EXPECT_EQ(events_of(r.body).back(), "[DONE]");
 }
 
+TEST_F(ServerTest, SaysHowFarALongPromptHasBeenRead) {
+  http.limits.keep_alive_seconds = 1;
+  generator.say("<｜end▁of▁sentence｜>");
+  generator.read_first(3);
+  generator.pause_between_tokens(2500);
+  start();
+  const Reply r = post(kChat, kStream);
+  const std::size_t n = generator.prompts.at(0).size();
+  EXPECT_NE(r.body.find(fmt::format(": prefill 3/{}\n: keep-alive\n\n", n)), std::string::npos) << r.body;
+  const Reply m = post("/v1/messages", R"({"messages":[{"role":"user","content":"Hi"}],"max_tokens":5,"stream":true})");
+  EXPECT_NE(m.body.find(fmt::format(": prefill 3/{}\nevent: ping\n", n)), std::string::npos) << m.body;
+}
+
+TEST_F(ServerTest, SaysThatTheModelIsBeingLoaded) {
+  auto listening = Server::listen(http);
+  ASSERT_TRUE(listening) << listening.error().what;
+  server = std::move(*listening);
+  for (const char* path : {"/health", "/ping", "/health/"}) {
+    const Reply r = get(path);
+    EXPECT_EQ(r.status, 503);
+    EXPECT_EQ(json_of(r.body)["status"], "loading");
+    EXPECT_FALSE(r.header("retry-after").empty());
+  }
+  EXPECT_EQ(get("/", "Accept: text/html\r\n").status, 200);
+  EXPECT_EQ(get("/page/app.js").status, 200);
+  EXPECT_EQ(get("/").status, 503);
+  const Reply chat = post(kChat, kHello);
+  EXPECT_EQ(chat.status, 503);
+  EXPECT_EQ(json_of(chat.body)["error"]["code"], "service_unavailable");
+  EXPECT_EQ(json_of(post("/v1/messages", kHello).body)["error"]["type"], "overloaded_error");
+  generator.say("Hi.<｜end▁of▁sentence｜>");
+  server->serve(tiny_format(), generator, api);
+  EXPECT_EQ(json_of(get("/health").body)["status"], "ok");
+  EXPECT_EQ(post(kChat, kHello).status, 200);
+}
+
 TEST_F(ServerTest, SaysWhenItIsFullOrBroken) {
   generator.refuse_with({Code::kExhausted, "the queue is full: 1 requests wait"});
   start();

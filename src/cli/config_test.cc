@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "cli/cli_fixture.h"
 
@@ -71,6 +73,26 @@ TEST_F(Config, ErrorsNameFileLineAndKey) {
   EXPECT_THAT(error("\nport\n"), HasSubstr("expected KEY = VALUE"));
   EXPECT_THAT(error("port = 1\n[serve]\n"), HasSubstr("table [serve]"));
   EXPECT_THAT(error("\n[run]\n"), HasSubstr("table [run]"));
+}
+
+TEST_F(Config, TheManualKnowsEveryOption) {
+  const std::string manual = read(std::string(FATHOM_SOURCE_DIR) + "/docs/serving.md");
+  std::istringstream lines(with("").out);
+  int keys = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto end = line.find(" =");
+    if (end == std::string::npos) continue;
+    const std::string key = line.substr(line.rfind("# ", 0) == 0 ? 2 : 0, end - (line.rfind("# ", 0) == 0 ? 2 : 0));
+    EXPECT_THAT(manual, HasSubstr(key == "model" ? "`MODEL`" : "`--" + key + "`"));
+    ++keys;
+  }
+  EXPECT_GT(keys, 15);
+}
+
+TEST_F(Config, TheExampleIsGood) {
+  const Outcome o =
+      fathom({"serve", "--config", std::string(FATHOM_SOURCE_DIR) + "/packaging/serve.toml", "--print-config"});
+  EXPECT_EQ(o.code, 0) << o.err;
 }
 
 TEST_F(Config, AFileThatIsNotThereOrNoneIsAnError) {

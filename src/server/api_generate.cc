@@ -41,16 +41,9 @@ std::vector<std::int32_t> turn_enders(const text::ControlTokens& c, const Params
 }
 
 text::ParserOptions parser_options(const text::ChatRequest& request, text::ParserState state, const Params& p) {
-  text::ParserOptions o;
-  o.initial = state;
+  text::ParserOptions o = text::parser_options(request, state);
   o.stop = p.stop;
   o.include_stop = p.include_stop;
-  o.one_call = !request.parallel_calls;
-  if (request.tools_active()) {
-    o.tools.emplace();
-    for (const text::ToolSpec& t : request.tools)
-      o.tools->push_back(text::ParserTool::from_schema(t.name, t.parameters));
-  }
   return o;
 }
 

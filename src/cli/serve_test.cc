@@ -125,10 +125,8 @@ TEST_F(Serve, WritesOneLineARequest) {
 
 TEST_F(Serve, ASignalLetsAnswersEnd) {
   start();
-  const int fd = stream(1500);
-  signal_and_wait_for("draining: 1 requests");
-  EXPECT_THAT(rest(ask("GET", "/health")), HasSubstr("draining"));
-  EXPECT_THAT(rest(ask("POST", "/v1/completions", R"({"prompt":"Once"})")), HasSubstr("503"));
+  const int fd = stream(300);
+  signal_and_wait_for("draining: ");
   const std::string end = rest(fd);
   EXPECT_THAT(end, HasSubstr("\"finish_reason\":\"length\""));
   EXPECT_THAT(end, HasSubstr("data: [DONE]"));
@@ -138,7 +136,9 @@ TEST_F(Serve, ASignalLetsAnswersEnd) {
 TEST_F(Serve, ASecondSignalStopsAtOnce) {
   start();
   const int fd = stream(kForever);
-  signal_and_wait_for("draining: ");
+  signal_and_wait_for("draining: 1 requests");
+  EXPECT_THAT(rest(ask("GET", "/health")), HasSubstr("draining"));
+  EXPECT_THAT(rest(ask("POST", "/v1/completions", R"({"prompt":"Once"})")), HasSubstr("503"));
   ::kill(pid_, SIGTERM);
   const std::string end = rest(fd);
   EXPECT_THAT(end, HasSubstr("\"error\""));

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <set>
 #include <new>
 #include <system_error>
 
+#include "base/check.h"
 #include "base/memory.h"
 #include "checkpoint/config.h"
 #include "checkpoint/index.h"
@@ -69,10 +72,30 @@ struct Piece {
   std::span<std::byte> out;
 };
 
+bool shares_bytes(const SyntheticSpec& spec, const Slot& slot) {
+  return spec.one_expert && slot.group == Group::kRoutedExperts;
+}
+
+// "w1.weight" of "layers.3.ffn.experts.17.w1.weight".
+std::string expert_part(const Slot& slot, const StoredTensor& stored) {
+  const std::string expert = fmt::format(".experts.{}.", slot.expert);
+  return stored.name.substr(stored.name.find(expert) + expert.size());
+}
+
+// Of those, what is made: experts that share bytes once.
+std::uint64_t made_bytes(const SyntheticSpec& spec) {
+  std::uint64_t bytes = 0;
+  std::set<std::string> experts;
+  for_each_stored(spec.config, spec.storage, [&](const Slot& slot, const StoredTensor& t) {
+    if (!shares_bytes(spec, slot) || experts.insert(expert_part(slot, t)).second) bytes += t.bytes();
+  });
+  return bytes;
+}
+
 class Maker {
  public:
   Maker(const SyntheticSpec& spec, ThreadPool& pool, const SyntheticProgress& progress)
-      : spec_(spec), pool_(pool), progress_(progress), all_(synthetic_bytes(spec)) {}
+      : spec_(spec), pool_(pool), progress_(progress), all_(made_bytes(spec)) {}
 
   std::uint64_t all() const { return all_; }
 
@@ -186,16 +209,28 @@ class SyntheticBuilder {
   // One allocation a shard; every tensor starts a cache line.
   Result<> add(const Shard& shard, std::uint32_t file) {
     std::uint64_t size = kAlign;
-    for (const Planned& t : shard.tensors) size += aligned(t.bytes);
+    std::vector<bool> fresh;
+    for (const Planned& t : shard.tensors) {
+      fresh.push_back(!shares_bytes(spec_, t.slot) || experts_.emplace(expert_part(t.slot, t.stored), nullptr).second);
+      if (fresh.back()) size += aligned(t.bytes);
+    }
     std::unique_ptr<std::byte[]> buffer(new (std::nothrow) std::byte[size]);
     if (buffer == nullptr) return fail(Code::kExhausted, "no memory for {} bytes of synthetic weights", size);
     std::uint64_t at = kAlign - reinterpret_cast<std::uintptr_t>(buffer.get()) % kAlign;
     std::vector<Piece> pieces;
-    for (const Planned& t : shard.tensors) {
-      const std::span<std::byte> bytes(buffer.get() + at, t.bytes);
-      cut(t, 0, bytes, pieces);
-      c_.tensors_.push_back({t.stored.name, t.stored.dtype, t.stored.shape, bytes, file, {}});
-      at += aligned(t.bytes);
+    for (std::size_t i = 0; i < shard.tensors.size(); ++i) {
+      const Planned& t = shard.tensors[i];
+      std::byte* bytes = buffer.get() + at;
+      if (fresh[i]) {
+        cut(t, 0, {bytes, t.bytes}, pieces);
+        at += aligned(t.bytes);
+      }
+      if (shares_bytes(spec_, t.slot)) {
+        std::byte*& first = experts_[expert_part(t.slot, t.stored)];
+        if (fresh[i]) first = bytes;
+        bytes = first;
+      }
+      c_.tensors_.push_back({t.stored.name, t.stored.dtype, t.stored.shape, {bytes, t.bytes}, file, {}});
     }
     // A few pieces at a time, so that progress shows.
     constexpr std::size_t kStride = 256;
@@ -210,6 +245,7 @@ class SyntheticBuilder {
   const SyntheticSpec& spec_;
   Maker& maker_;
   Checkpoint c_;
+  std::map<std::string, std::byte*> experts_;  // expert_part -> the bytes that all of them share
 };
 
 std::uint64_t synthetic_bytes(const SyntheticSpec& spec) {
@@ -232,6 +268,7 @@ Result<Checkpoint> synthesize(const SyntheticSpec& spec, ThreadPool& pool, const
 Result<> write_synthetic(const SyntheticSpec& spec, const std::filesystem::path& folder, ThreadPool& pool,
                          Payload payload, const SyntheticProgress& progress) {
   FATHOM_TRY(validate(spec.config));
+  FATHOM_CHECK(!spec.one_expert, "files hold every expert's own bytes");
   Maker maker(spec, pool, progress);
   FATHOM_TRY(prepare_folder(folder, payload == Payload::kRandom ? maker.all() : 0));
   const std::vector<Shard> shards = plan_shards(spec);

@@ -34,7 +34,7 @@ SyntheticSpec small(std::string_view name = "v4-flash-0731") {
   c.expert_inner = 128;
   c.index_heads = 4;
   if (c.draft.kind == DraftKind::kDspark) c.draft.noise_token = 500;
-  return {c, g.storage, 7};
+  return {.config = c, .storage = g.storage, .seed = 7};
 }
 
 double mean_square(const Checkpoint& c, const std::string& module) {
@@ -142,6 +142,32 @@ TEST(Synthetic, LargeTensorsAreTheSameOnDisk) {
   ASSERT_TRUE(memory && disk);
   EXPECT_GT(disk->find("embed.weight")->bytes.size(), std::size_t{64} << 20);
   expect_same(*memory, *disk);
+}
+
+TEST(Synthetic, ExpertsCanShareTheBytesOfOne) {
+  SyntheticSpec spec = small();
+  ThreadPool pool(2);
+  const auto each = synthesize(spec, pool);
+  spec.one_expert = true;
+  std::uint64_t made = 0;
+  std::uint64_t all = 0;
+  const auto one = synthesize(spec, pool, [&](std::uint64_t done, std::uint64_t of) { made = done, all = of; });
+  ASSERT_TRUE(each && one);
+  EXPECT_EQ(made, all);
+  EXPECT_LT(all, synthetic_bytes(spec) / 2);
+  ASSERT_EQ(one->tensors().size(), each->tensors().size());
+  for (const Tensor& t : one->tensors()) {
+    const Tensor& other = *each->find(t.name);
+    EXPECT_EQ(t.shape, other.shape) << t.name;
+    ASSERT_EQ(t.bytes.size(), other.bytes.size()) << t.name;
+    const std::size_t expert = t.name.find(".experts.");
+    if (expert == std::string::npos) {
+      EXPECT_TRUE(std::equal(t.bytes.begin(), t.bytes.end(), other.bytes.begin())) << t.name;
+    } else {
+      const std::string part = t.name.substr(t.name.find('.', expert + 9));
+      EXPECT_EQ(t.bytes.data(), one->find("layers.0.ffn.experts.0" + part)->bytes.data()) << t.name;
+    }
+  }
 }
 
 TEST(Synthetic, AnyStretchCanBeMadeAlone) {

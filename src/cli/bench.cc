@@ -4,9 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -14,8 +12,8 @@
 #include "base/json.h"
 #include "base/thread_pool.h"
 #include "checkpoint/inventory.h"
-#include "checkpoint/plan.h"
 #include "checkpoint/writer.h"
+#include "cli/bench_cases.h"
 #include "cli/commands.h"
 #include "cli/common.h"
 #include "cli/compute.h"
@@ -25,8 +23,6 @@
 
 namespace fathom::cli {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr std::uint64_t kCacheSized = std::uint64_t{64} << 20;  // models below this are about as large as caches
 
@@ -38,210 +34,116 @@ struct Options {
   std::vector<std::int32_t> contexts = {1, 1024, 4096};
   std::vector<std::int32_t> batches = {1, 4};
   std::int32_t steps = 16;
-  std::int32_t chunk = 256;
+  std::int32_t chunk = 0;  // 0: what suits the device
+  bool operations = false;
   std::string svg;
   bool json = false;
-};
-
-struct Row {
-  std::string what;          // "prefill", "decode"
-  std::int32_t tokens = 0;   // prefill: of the prompt; decode: sequences
-  std::int32_t context = 0;  // decode
-  double seconds = 0;        // of the prompt or of a step, the median
-  double step_bytes = 0;     // decode: read per step
-  double full_seconds = 0;   // the same with all layers, estimated; 0: nothing to estimate
-
-  double per_second() const { return tokens / seconds; }
-};
-
-double median(std::vector<double> v) {
-  std::nth_element(v.begin(), v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2), v.end());
-  return v[v.size() / 2];
-}
-
-// Sequences whose memory holds made-up tokens: what they hold decides no speed, and computing it would take hours.
-class MadeUp {
- public:
-  MadeUp(const model::Model& m, std::uint32_t seed)
-      : m_(m), rng_(seed), page_(m.layout().page_bytes), slot_(m.layout().slot_bytes) {
-    for (const model::LayerCache& l : m.layout().layers) {
-      for (std::int32_t i = 0; i < l.window.capacity; ++i)
-        encode(l.window.codec, slot_.data() + l.window.offset + i * stride(l.window.codec));
-      for (const ops::CompressorRing* ring : {&l.compressor, &l.index_compressor}) {
-        for (std::int32_t i = 0; i < 2 * ring->width * ring->capacity; ++i) {
-          reinterpret_cast<float*>(slot_.data() + ring->offset)[i] = normal_(rng_);
-        }
-      }
-      for (const ops::EntryPages* pages : {&l.entries, &l.index_keys}) {
-        for (std::int32_t i = 0; pages->ratio != 0 && i < ops::kPageTokens / pages->ratio; ++i) {
-          encode(pages->codec, page_.data() + pages->offset + i * stride(pages->codec));
-        }
-      }
-    }
-  }
-
-  Result<cache::Sequence> sequence(std::int32_t length, std::int32_t more) {
-    FATHOM_ASSIGN(auto s, cache::Sequence::create(m_.layout(), m_.backend()));
-    FATHOM_TRY(s.reserve(length + more));
-    m_.backend().copy_in(s.slot(), slot_.data(), slot_.size());
-    for (std::byte* page : s.pages()) m_.backend().copy_in(page, page_.data(), page_.size());
-    s.advance(length);
-    return s;
-  }
-
- private:
-  static std::int64_t stride(const quant::EntryCodec& codec) { return static_cast<std::int64_t>(codec.bytes()); }
-  void encode(const quant::EntryCodec& codec, std::byte* to) {
-    values_.resize(static_cast<std::size_t>(codec.dim));
-    for (float& v : values_) v = normal_(rng_);
-    codec.encode(values_, to);
-  }
-
-  const model::Model& m_;
-  std::mt19937 rng_;
-  std::normal_distribution<float> normal_;
-  std::vector<std::byte> page_;
-  std::vector<std::byte> slot_;
-  std::vector<float> values_;
-};
-
-class Bench {
- public:
-  Bench(const Options& o, model::Model& m, checkpoint::Inventory inventory)
-      : o_(o), m_(m), inventory_(std::move(inventory)) {
-    const ops::Numerics n = m.options().numerics;
-    format_.entries = !n.quantise ? quant::EntryFormat::kF32
-                                  : (n.carrier == ops::Carrier::kBf16 ? quant::EntryFormat::kFp8RopeBf16
-                                                                      : quant::EntryFormat::kFp8RopeF32);
-    format_.index_keys = n.quantise ? quant::EntryFormat::kFp4 : quant::EntryFormat::kF32;
-  }
-
-  Result<Row> prefill(std::int32_t tokens) {
-    std::vector<double> seconds;
-    for (int round = 0; round < 3; ++round) {
-      FATHOM_ASSIGN(auto s, cache::Sequence::create(m_.layout(), m_.backend()));
-      const std::vector<std::int32_t> ids = random_ids(tokens);
-      const auto start = Clock::now();
-      FATHOM_TRY(feed(m_, s, ids, {}, [](std::int64_t, Mat<const float>) -> Result<> { return {}; }));
-      seconds.push_back(since(start));
-    }
-    return Row{.what = "prefill", .tokens = tokens, .context = 0, .seconds = median(seconds), .step_bytes = 0};
-  }
-
-  Result<Row> decode(std::int32_t sequences, std::int32_t context) {
-    MadeUp made_up(m_, 1);
-    std::vector<cache::Sequence> all;
-    for (std::int32_t i = 0; i < sequences; ++i) {
-      FATHOM_ASSIGN(auto s, made_up.sequence(context, o_.steps + 1));
-      all.push_back(std::move(s));
-    }
-    std::vector<double> seconds;
-    for (std::int32_t step = 0; step <= o_.steps; ++step) {
-      const std::vector<std::int32_t> ids = random_ids(sequences);
-      std::vector<model::Chunk> chunks;
-      for (std::int32_t i = 0; i < sequences; ++i) {
-        auto& s = all[static_cast<std::size_t>(i)];
-        chunks.push_back({.ids = std::span(ids).subspan(static_cast<std::size_t>(i), 1),
-                          .start = s.length(),
-                          .slot = s.slot(),
-                          .pages = s.pages()});
-      }
-      const auto start = Clock::now();
-      FATHOM_TRY(m_.forward(chunks));
-      if (step > 0) seconds.push_back(since(start));  // the first step warms up
-      for (auto& s : all) s.advance(1);
-    }
-    return Row{.what = "decode",
-               .tokens = sequences,
-               .context = context,
-               .seconds = median(seconds),
-               .step_bytes = step_bytes(m_.config(), inventory_, sequences, context)};
-  }
-
-  double step_bytes(const checkpoint::ModelConfig& c, const checkpoint::Inventory& inventory, std::int32_t sequences,
-                    std::int32_t context) const {
-    checkpoint::PlanRequest r;
-    r.cache = format_;
-    r.context = context;
-    r.sequences = sequences;
-    r.device.name = "cpu";
-    return checkpoint::make_plan(c, inventory, r).step_bytes;
-  }
-
- private:
-  static double since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-  std::vector<std::int32_t> random_ids(std::int32_t n) {
-    std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
-    for (auto& id : ids) id = static_cast<std::int32_t>(rng_() % static_cast<std::uint32_t>(m_.config().vocab));
-    return ids;
-  }
-
-  const Options& o_;
-  model::Model& m_;
-  checkpoint::Inventory inventory_;
-  checkpoint::CacheFormat format_;
-  std::mt19937 rng_{7};
 };
 
 struct Report {
   std::string model;
   std::int32_t layers = 0;
   std::int32_t all_layers = 0;  // of the published geometry that a synthetic model has some layers of
-  int threads = 0;
+  std::string device;
+  int threads = 0;  // of a CPU
   std::string numerics;
-  double bandwidth = 0;
+  bool on_host = true;
+  double bandwidth = 0;  // bytes per second: of reading on a CPU, of copying on a device
   std::uint64_t weight_bytes = 0;
-  std::vector<Row> rows;
+  double load_seconds = 0;  // until the model is ready, made-up weights made before
+  std::vector<BenchRow> rows;
 };
 
+void print_row(const Report& r, const BenchRow& row) {
+  const bool decode = row.what == "decode";
+  fmt::print("{:<8} {:>9} {:>6} ", row.what, decode ? row.context : row.tokens, decode ? row.tokens : 1);
+  if (!row.fits) {
+    fmt::print("  does not fit in the memory\n");
+    return;
+  }
+  const double rate = row.step_bytes / row.seconds;
+  fmt::print("{:>12.1f} {:>11.2f} {:>8} {:>9}{}\n", row.per_second(), 1000 * row.seconds,
+             decode ? fmt::format("{:.1f}", rate / 1e9) : "",
+             decode ? fmt::format("{:.0f} %", 100 * rate / r.bandwidth) : "",
+             row.full_seconds > 0 ? fmt::format("  {:.2f} tokens/s", row.tokens / row.full_seconds) : "");
+}
+
+void print_operations(const Report& r, const BenchRow& row) {
+  fmt::print("\nThe operations of a decode step, batch {}, context {}, each kind alone:\n", row.tokens, row.context);
+  fmt::print("{:<36} {:>6} {:>9} {:>11} {:>11} {:>10} {:>8} {:>9}\n", "", "calls", r.on_host ? "" : "launches",
+             "us a call", "us in all", "MB", "GB/s", "of limit");
+  double seconds = 0;
+  double bytes = 0;
+  const auto line = [&](const std::string& name, std::string calls, std::uint64_t launches, double each, double all,
+                        double moved) {
+    fmt::print("{:<36} {:>6} {:>9} {:>11} {:>11.1f} {:>10.2f} {:>8.1f} {:>7.0f} %\n", name, calls,
+               r.on_host ? "" : fmt::format("{}", launches), each > 0 ? fmt::format("{:.2f}", 1e6 * each) : "",
+               1e6 * all, moved / 1e6, moved / all / 1e9, 100 * moved / all / r.bandwidth);
+  };
+  for (const OperationRow& o : row.operations) {
+    line(o.name, fmt::format("{}", o.calls), o.launches, o.seconds / static_cast<double>(o.calls), o.seconds, o.bytes);
+    seconds += o.seconds;
+    bytes += o.bytes;
+  }
+  line("their sum", "", row.launches, 0, seconds, bytes);
+  line("the step", "", row.launches, 0, row.seconds, bytes);
+}
+
 void print(const Report& r) {
-  fmt::print("{}, {} layers, {} threads, numerics {}\n", r.model, r.layers, r.threads, r.numerics);
-  fmt::print("memory read bandwidth, measured: {:.1f} GB/s\n\n", r.bandwidth / 1e9);
+  fmt::print("{}, {} layers, {}{}, numerics {}\n", r.model, r.layers, r.device,
+             r.on_host ? fmt::format(", {} threads", r.threads) : "", r.numerics);
+  fmt::print("{}, measured: {:.1f} GB/s\n\n",
+             r.on_host ? "memory read bandwidth" : "device memory, a large copy's reads and writes", r.bandwidth / 1e9);
   const bool estimated = r.all_layers > r.layers;
   fmt::print("{:<8} {:>9} {:>6} {:>12} {:>11} {:>8} {:>9}{}\n", "", "tokens", "batch", "tokens/s", "ms", "GB/s",
              "of limit", estimated ? fmt::format("  estimate, {} layers", r.all_layers) : "");
-  for (const Row& row : r.rows) {
-    const bool decode = row.what == "decode";
-    const double rate = row.step_bytes / row.seconds;
-    fmt::print("{:<8} {:>9} {:>6} {:>12.1f} {:>11.2f} {:>8} {:>9}{}\n", row.what, decode ? row.context : row.tokens,
-               decode ? row.tokens : 1, row.per_second(), 1000 * row.seconds,
-               decode ? fmt::format("{:.1f}", rate / 1e9) : "",
-               decode ? fmt::format("{:.0f} %", 100 * rate / r.bandwidth) : "",
-               row.full_seconds > 0 ? fmt::format("  {:.2f} tokens/s", row.tokens / row.full_seconds) : "");
+  for (const BenchRow& row : r.rows) print_row(r, row);
+  for (const BenchRow& row : r.rows) {
+    if (!row.operations.empty()) print_operations(r, row);
   }
   fmt::print("\nprefill: a prompt of so many tokens. decode: a step at a context of so many, made-up, tokens.\n");
-  if (r.weight_bytes < kCacheSized)
+  if (r.on_host && r.weight_bytes < kCacheSized)
     fmt::print("The weights fit in this processor's caches: memory is no limit to them.\n");
   if (estimated) {
     fmt::print("The estimate scales a decode step by the bytes that all layers read, a prompt by their parameters.\n");
   }
 }
 
+Json as_json(const Report& r, const BenchRow& row) {
+  Json j{{"what", row.what}, {"tokens", row.tokens}, {"context", row.context}, {"fits", row.fits}};
+  if (!row.fits) return j;
+  j["seconds"] = row.seconds;
+  j["tokens_per_second"] = row.per_second();
+  if (row.what == "decode") {
+    j["bytes_per_step"] = row.step_bytes;
+    j["bytes_per_second"] = row.step_bytes / row.seconds;
+    j["of_bandwidth"] = row.step_bytes / row.seconds / r.bandwidth;
+    if (!r.on_host) j["launches"] = row.launches;
+  }
+  if (row.full_seconds > 0) j["estimated_tokens_per_second_all_layers"] = row.tokens / row.full_seconds;
+  for (const OperationRow& o : row.operations) {
+    j["operations"].push_back(Json{{"name", o.name},
+                                   {"calls", o.calls},
+                                   {"launches", o.launches},
+                                   {"seconds", o.seconds},
+                                   {"bytes", o.bytes},
+                                   {"of_bandwidth", o.bytes / o.seconds / r.bandwidth}});
+  }
+  return j;
+}
+
 Json as_json(const Report& r) {
   Json rows = Json::array();
-  for (const Row& row : r.rows) {
-    Json j{{"what", row.what},
-           {"tokens", row.tokens},
-           {"context", row.context},
-           {"seconds", row.seconds},
-           {"tokens_per_second", row.per_second()}};
-    if (row.what == "decode") {
-      j["bytes_per_step"] = row.step_bytes;
-      j["bytes_per_second"] = row.step_bytes / row.seconds;
-      j["of_read_bandwidth"] = row.step_bytes / row.seconds / r.bandwidth;
-    }
-    if (row.full_seconds > 0) j["estimated_tokens_per_second_all_layers"] = row.tokens / row.full_seconds;
-    rows.push_back(std::move(j));
-  }
-  return Json{{"model", r.model},       {"layers", r.layers},     {"all_layers", r.all_layers},
-              {"threads", r.threads},   {"numerics", r.numerics}, {"read_bandwidth", r.bandwidth},
-              {"rows", std::move(rows)}};
+  for (const BenchRow& row : r.rows) rows.push_back(as_json(r, row));
+  return Json{{"model", r.model},       {"layers", r.layers},     {"all_layers", r.all_layers}, {"device", r.device},
+              {"threads", r.threads},   {"numerics", r.numerics}, {"bandwidth", r.bandwidth},
+              {"weight_bytes", r.weight_bytes}, {"load_seconds", r.load_seconds}, {"rows", std::move(rows)}};
 }
 
 std::string plot(const Report& r) {
   Plot p{.title = "Decode, " + r.model, .x_label = "context (tokens)", .y_label = "tokens/s", .series = {}};
-  for (const Row& row : r.rows) {
-    if (row.what != "decode") continue;
+  for (const BenchRow& row : r.rows) {
+    if (row.what != "decode" || !row.fits) continue;
     const std::string name = fmt::format("batch {}", row.tokens);
     auto at = std::find_if(p.series.begin(), p.series.end(), [&](const Series& s) { return s.name == name; });
     if (at == p.series.end()) at = p.series.insert(p.series.end(), Series{.name = name, .points = {}});
@@ -256,25 +158,53 @@ Result<checkpoint::Checkpoint> open_or_make(const Options& o, ThreadPool& pool, 
     report.model = folder.filename().string();
     return checkpoint::Checkpoint::open(folder);
   }
-  FATHOM_ASSIGN(const checkpoint::SyntheticSpec spec, synthetic_spec(o.synthetic));
   report.model = "synthetic " + o.synthetic.name;
   report.all_layers = checkpoint::published(o.synthetic.name)->config.layers;
-  ProgressBar progress("making weights", ProgressUnit::kBytes);
-  return checkpoint::synthesize(spec, pool, [&](std::uint64_t done, std::uint64_t all) { progress.update(done, all); });
+  return make_synthetic(o.synthetic, pool, /*one_expert=*/!report.on_host);
 }
 
-Result<> run(Options o) {
+Result<> run_cases(const Options& o, BenchCases& bench, const checkpoint::ModelConfig& full,
+                   const checkpoint::Inventory& here, const checkpoint::Inventory& all, Report& report) {
+  ProgressBar progress("cases", ProgressUnit::kCount);
+  const std::size_t cases = o.prefill.size() + o.batches.size() * o.contexts.size();
+  const bool estimate = report.all_layers > report.layers;
+  for (const std::int32_t tokens : o.prefill) {
+    FATHOM_ASSIGN(BenchRow row, bench.prefill(tokens));
+    if (estimate) row.full_seconds = row.seconds * all.active_parameters() / here.active_parameters();
+    report.rows.push_back(row);
+    progress.update(report.rows.size(), cases);
+  }
+  for (const std::int32_t batch : o.batches) {
+    for (const std::int32_t context : o.contexts) {
+      FATHOM_ASSIGN(BenchRow row, bench.decode(batch, context, o.steps, o.operations));
+      if (estimate) row.full_seconds = row.seconds * bench.step_bytes(full, all, batch, context) / row.step_bytes;
+      report.rows.push_back(std::move(row));
+      progress.update(report.rows.size(), cases);
+    }
+  }
+  return {};
+}
+
+Result<> run(const Options& o) {
+  FATHOM_ASSIGN(auto device, make_backend(o.compute));
   Report report;
+  report.device = device->name();
+  report.on_host = device->on_host();
   report.threads = o.compute.threads > 0 ? o.compute.threads : usable_cores();
-  report.numerics = o.compute.numerics;
   ThreadPool pool(report.threads);
   FATHOM_ASSIGN(auto checkpoint, open_or_make(o, pool, report));
+  report.bandwidth = report.on_host ? measure_read_bandwidth(pool) : measure_copy_bandwidth(*device);
   const std::int32_t most = *std::max_element(o.batches.begin(), o.batches.end());
-  FATHOM_ASSIGN(LoadedModel loaded, load_model(std::move(checkpoint), o.compute,
-                                               {.max_step_tokens = std::max(o.chunk, most), .max_logit_rows = most}));
+  const std::int32_t chunk = o.chunk != 0 ? o.chunk : report.on_host ? 256 : 4096;
+  auto tap = std::make_unique<TapBackend>(std::move(device));
+  TapBackend& backend = *tap;
+  const auto start = std::chrono::steady_clock::now();
+  FATHOM_ASSIGN(LoadedModel loaded, load_model(std::move(checkpoint), std::move(tap), o.compute,
+                                               {.max_step_tokens = std::max(chunk, most), .max_logit_rows = most}));
+  report.load_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   model::Model& m = *loaded.model;
   report.layers = m.config().layers;
-  report.bandwidth = measure_read_bandwidth(pool);
+  report.numerics = ops::name_of(m.options().numerics);
 
   // What all layers would read and multiply, beside what these do.
   const checkpoint::Inventory here = checkpoint::take_inventory(loaded.checkpoint);
@@ -285,25 +215,8 @@ Result<> run(Options o) {
     all = checkpoint::take_inventory(full, here.storage);
   }
   report.weight_bytes = here.bytes();
-  Bench bench(o, m, here);
-  ProgressBar progress("cases", ProgressUnit::kCount);
-  const std::size_t cases = o.prefill.size() + o.batches.size() * o.contexts.size();
-  for (const std::int32_t tokens : o.prefill) {
-    FATHOM_ASSIGN(Row row, bench.prefill(tokens));
-    if (report.all_layers > report.layers)
-      row.full_seconds = row.seconds * all.active_parameters() / here.active_parameters();
-    report.rows.push_back(row);
-    progress.update(report.rows.size(), cases);
-  }
-  for (const std::int32_t batch : o.batches) {
-    for (const std::int32_t context : o.contexts) {
-      FATHOM_ASSIGN(Row row, bench.decode(batch, context));
-      if (report.all_layers > report.layers)
-        row.full_seconds = row.seconds * bench.step_bytes(full, all, batch, context) / row.step_bytes;
-      report.rows.push_back(row);
-      progress.update(report.rows.size(), cases);
-    }
-  }
+  BenchCases bench(m, backend, here);
+  FATHOM_TRY(run_cases(o, bench, full, here, all, report));
   if (!o.svg.empty()) FATHOM_TRY(checkpoint::write_text_file(o.svg, plot(report)));
   if (o.json) {
     Output out;
@@ -331,9 +244,9 @@ void add_bench(CLI::App& app, ExitCode& exit) {
   command->add_option("--steps", o->steps, "decode steps timed; the median counts")
       ->check(CLI::Range(1, 10000))
       ->capture_default_str();
-  command->add_option("--chunk", o->chunk, "tokens of a prefill step")
-      ->check(CLI::Range(1, 1 << 16))
-      ->capture_default_str();
+  command->add_option("--chunk", o->chunk, "tokens of a prefill step (default: 256, on a GPU 4096)")
+      ->check(CLI::Range(1, 1 << 16));
+  command->add_flag("--operations", o->operations, "also every kind of operation of the decode steps alone");
   command->add_option("--svg", o->svg, "also write a plot of decode speed")->type_name("FILE");
   command->add_flag("--json", o->json, "one JSON object");
   add_compute_options(*command, o->compute);
@@ -341,6 +254,7 @@ void add_bench(CLI::App& app, ExitCode& exit) {
       "Examples:\n"
       "  fathom bench\n"
       "  fathom bench --synthetic v4-flash --layers 4 --experts 32 --context 1,4096,32768 --batch 1 --svg decode.svg\n"
+      "  fathom bench --device cuda --synthetic v4-flash --experts 160 --context 4096,131072 --operations\n"
       "  fathom bench /models/DeepSeek-V4-Flash --prefill 2048 --json");
   command->callback([o, &exit] {
     const auto done = run(*o);

@@ -27,6 +27,7 @@ class Cli : public testing::Test {
     std::string name = (std::filesystem::temp_directory_path() / "fathom-cli-XXXXXX").string();
     dir_ = ::mkdtemp(name.data());
     ::unsetenv("FATHOM_MODEL");
+    ::setenv("FATHOM_DEVICE", "cpu", 1);  // what is expected here was computed there
   }
   ~Cli() override { std::filesystem::remove_all(dir_); }
 

@@ -1,29 +1,68 @@
 #include "cli/compute.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
+#include <charconv>
+#include <cstdio>
+#include <optional>
 #include <string>
+#include <string_view>
+
+#include "cli/progress.h"
+#include "ops/device_plugin.h"
 
 namespace fathom::cli {
 namespace {
 
-Result<std::unique_ptr<ops::Backend>> make_backend(const ComputeOptions& o) {
-  std::string name = o.backend.empty() ? o.device : o.backend;
-  if (name == "auto") name = "cpu";
-  if (name == "ref") return ops::make_ref_backend();
-  if (name == "cpu") return ops::make_cpu_backend({.threads = o.threads});
-  return fail(Code::kInvalid, "--device {}: this build has the devices auto and cpu", name);
+// N of "cuda:N"; 0 for "cuda" alone.
+std::optional<std::int32_t> cuda_device(std::string_view name) {
+  if (name == "cuda") return 0;
+  if (name.substr(0, 5) != "cuda:") return std::nullopt;
+  name.remove_prefix(5);
+  std::int32_t device = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), device);
+  if (error != std::errc() || end != name.data() + name.size() || device < 0) return std::nullopt;
+  return device;
+}
+
+std::string check_device(const std::string& name) {
+  if (name == "auto" || name == "cpu" || cuda_device(name)) return {};
+  return fmt::format("\"{}\" is no device: auto, cpu, cuda or cuda:N", name);
+}
+
+// The first GPU, or, with a line that says why, nothing.
+std::unique_ptr<ops::Backend> try_cuda() {
+  auto backend = ops::open_cuda({});
+  if (backend) return std::move(*backend);
+  fmt::print(stderr, "computing on the CPU: {}\n", backend.error().what);
+  return nullptr;
 }
 
 }  // namespace
 
+Result<std::unique_ptr<ops::Backend>> make_backend(const ComputeOptions& o) {
+  if (o.backend == "ref") return ops::make_ref_backend();
+  if (o.backend.empty()) {
+    if (const auto device = cuda_device(o.device)) return ops::open_cuda({.device = *device});
+    if (o.device == "auto") {
+      if (auto backend = try_cuda()) return backend;
+    }
+  }
+  return ops::make_cpu_backend({.threads = o.threads});
+}
+
 void add_compute_options(CLI::App& command, ComputeOptions& o) {
-  command.add_option("--device", o.device, "what computes: auto, cpu")->capture_default_str()->group("Compute");
+  command.add_option("--device", o.device, "what computes: cpu, cuda, cuda:N (the Nth GPU), or auto: a GPU if there is one")
+      ->envname("FATHOM_DEVICE")
+      ->check(CLI::Validator(check_device, "DEVICE"))
+      ->capture_default_str()
+      ->group("Compute");
   command.add_option("--backend", o.backend, "ref (the plain reference, slow) or cpu; overrides --device")
       ->check(CLI::IsMember({"ref", "cpu"}))
       ->group("Compute");
-  command.add_option("--numerics", o.numerics, "float, official or official-bf16")
+  command.add_option("--numerics", o.numerics, "float, official or official-bf16 (default: official, on a GPU official-bf16)")
       ->check(CLI::IsMember({"float", "official", "official-bf16"}))
-      ->capture_default_str()
       ->group("Compute");
   command.add_option("--threads", o.threads, "threads (default: the cores this process may use)")
       ->check(CLI::Range(1, 1024))
@@ -38,12 +77,22 @@ Result<LoadedModel> load_model(const std::filesystem::path& folder, const Comput
 
 Result<LoadedModel> load_model(checkpoint::Checkpoint checkpoint, const ComputeOptions& compute,
                                model::ModelOptions options) {
-  const auto numerics = ops::numerics_by_name(compute.numerics);
-  if (!numerics) return fail(Code::kInvalid, "--numerics {}: float, official or official-bf16", compute.numerics);
-  options.numerics = *numerics;
   FATHOM_ASSIGN(auto backend, make_backend(compute));
+  return load_model(std::move(checkpoint), std::move(backend), compute, options);
+}
+
+Result<LoadedModel> load_model(checkpoint::Checkpoint checkpoint, std::unique_ptr<ops::Backend> backend,
+                               const ComputeOptions& compute, model::ModelOptions options) {
+  options.numerics = backend->on_host() ? ops::kOfficial : ops::kOfficialBf16;
+  if (!compute.numerics.empty()) {
+    const auto numerics = ops::numerics_by_name(compute.numerics);
+    if (!numerics) return fail(Code::kInvalid, "--numerics {}: float, official or official-bf16", compute.numerics);
+    options.numerics = *numerics;
+  }
   LoadedModel m{.checkpoint = std::move(checkpoint), .backend = std::move(backend), .model = nullptr};
-  FATHOM_ASSIGN(m.model, model::Model::load(m.checkpoint, *m.backend, options));
+  ProgressBar bar("loading", ProgressUnit::kBytes);
+  FATHOM_ASSIGN(m.model, model::Model::load(m.checkpoint, *m.backend, options,
+                                            [&bar](std::uint64_t done, std::uint64_t all) { bar.update(done, all); }));
   return m;
 }
 

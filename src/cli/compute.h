@@ -20,9 +20,9 @@ class App;
 namespace fathom::cli {
 
 struct ComputeOptions {
-  std::string device = "auto";
-  std::string backend;  // "" or "ref", "cpu": names what --device would choose
-  std::string numerics = "official";
+  std::string device = "auto";  // "cpu", "cuda", "cuda:N"; auto: the first GPU where one can be used, else the CPU
+  std::string backend;          // "" or "ref", "cpu": names what --device would choose
+  std::string numerics;         // "": official on the CPU, official-bf16 on a GPU
   int threads = 0;  // 0: the cores this process may use
 };
 void add_compute_options(CLI::App& command, ComputeOptions& options);
@@ -34,10 +34,16 @@ struct LoadedModel {
   std::unique_ptr<model::Model> model;
 };
 
+// Where `auto` meets a GPU backend that cannot be used, one line on stderr says why, and the CPU computes. Errors:
+// kUnavailable, kInvalid.
+Result<std::unique_ptr<ops::Backend>> make_backend(const ComputeOptions& compute);
+
 // options.numerics of `model` is set from `compute`. Errors: those of opening and loading; kInvalid for a device,
 // backend or combination that does not exist.
 Result<LoadedModel> load_model(checkpoint::Checkpoint checkpoint, const ComputeOptions& compute,
                                model::ModelOptions model);
+Result<LoadedModel> load_model(checkpoint::Checkpoint checkpoint, std::unique_ptr<ops::Backend> backend,
+                               const ComputeOptions& compute, model::ModelOptions model);
 Result<LoadedModel> load_model(const std::filesystem::path& folder, const ComputeOptions& compute,
                                model::ModelOptions model);
 

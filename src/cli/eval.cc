@@ -111,6 +111,7 @@ Result<Score> score(model::Model& m, cache::Sequence& sequence, const Document& 
 }
 
 struct Summary {
+  std::string numerics;
   std::size_t documents = 0;
   Score total;
   double bits_per_byte = 0;
@@ -119,7 +120,7 @@ struct Summary {
 };
 
 Summary summarise(const std::vector<Score>& scores) {
-  Summary s{.documents = scores.size(), .total = {}};
+  Summary s{.numerics = {}, .documents = scores.size(), .total = {}};
   for (const Score& d : scores) {
     s.total.nats += d.nats;
     s.total.tokens += d.tokens;
@@ -165,7 +166,9 @@ Result<Summary> evaluate(const Options& o) {
     done += d.ids.size();
     progress.update(done, total);
   }
-  return summarise(scores);
+  Summary s = summarise(scores);
+  s.numerics = ops::name_of(m.options().numerics);
+  return s;
 }
 
 int run(const Options& o) {
@@ -174,7 +177,7 @@ int run(const Options& o) {
   Output out;
   const double perplexity = std::exp(s->nats_per_token());
   if (o.json) {
-    out.line(Json{{"numerics", o.compute.numerics},
+    out.line(Json{{"numerics", s->numerics},
                   {"documents", s->documents},
                   {"tokens", s->total.tokens},
                   {"bytes", s->total.bytes},

@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kCells = 30;
 constexpr std::chrono::milliseconds kInterval{100};
+constexpr std::chrono::milliseconds kPatience{400};  // what is done by then needs no bar
 
 std::string amount(std::uint64_t n, ProgressUnit unit) {
   return unit == ProgressUnit::kBytes ? binary_bytes(n) : with_commas(n);
@@ -24,7 +25,7 @@ ProgressBar::ProgressBar(std::string what, ProgressUnit unit)
       unit_(unit),
       shown_(::isatty(STDERR_FILENO) == 1),
       start_(std::chrono::steady_clock::now()),
-      next_(start_) {}
+      next_(start_ + kPatience) {}
 
 ProgressBar::~ProgressBar() {
   if (drawn_) fmt::print(stderr, "\r\x1b[K");

@@ -17,7 +17,7 @@ class ProgressBar {
   ProgressBar& operator=(const ProgressBar&) = delete;
   ~ProgressBar();
 
-  // Redraws at most ten times a second.
+  // Draws after the first moments, then at most ten times a second.
   void update(std::uint64_t done, std::uint64_t all);
 
  private:

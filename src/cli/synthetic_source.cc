@@ -31,11 +31,12 @@ Result<checkpoint::SyntheticSpec> synthetic_spec(const SyntheticSource& source) 
   }
   FATHOM_ASSIGN(const checkpoint::ModelConfig config,
                 checkpoint::shrunk(geometry->config, source.layers, source.experts));
-  return checkpoint::SyntheticSpec{config, geometry->storage, source.seed};
+  return checkpoint::SyntheticSpec{.config = config, .storage = geometry->storage, .seed = source.seed};
 }
 
-Result<checkpoint::Checkpoint> make_synthetic(const SyntheticSource& source, ThreadPool& pool) {
-  FATHOM_ASSIGN(const checkpoint::SyntheticSpec spec, synthetic_spec(source));
+Result<checkpoint::Checkpoint> make_synthetic(const SyntheticSource& source, ThreadPool& pool, bool one_expert) {
+  FATHOM_ASSIGN(checkpoint::SyntheticSpec spec, synthetic_spec(source));
+  spec.one_expert = one_expert;
   ProgressBar bar("random weights", ProgressUnit::kBytes);
   return checkpoint::synthesize(spec, pool, [&](std::uint64_t done, std::uint64_t all) { bar.update(done, all); });
 }

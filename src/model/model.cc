@@ -14,14 +14,14 @@ Model::Model(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend, co
       step_memory_(backend) {}
 
 Result<std::unique_ptr<Model>> Model::load(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend,
-                                           const ModelOptions& options) {
+                                           const ModelOptions& options, const LoadProgress& progress) {
   if (options.max_step_tokens < 1 || options.max_logit_rows < 1 || options.rollback < 0) {
     return fail(Code::kInvalid, "a step needs room for at least one token and one row of logits (asked for {} and {})",
                 options.max_step_tokens, options.max_logit_rows);
   }
   std::unique_ptr<Model> m(new Model(checkpoint, backend, options));
   const checkpoint::ModelConfig& c = m->config_;
-  FATHOM_ASSIGN(m->weights_, load_weights(checkpoint, backend));
+  FATHOM_ASSIGN(m->weights_, load_weights(checkpoint, backend, progress));
   FATHOM_ASSIGN(m->activations_, Activations::allocate(c, options.max_step_tokens, backend));
 
   // Logits, and the inputs of the head beside them: the rows asked for, gathered.

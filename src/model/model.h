@@ -35,7 +35,7 @@ class Model {
  public:
   // checkpoint and backend outlive the model. Errors: those of load_weights; kExhausted; kInvalid for options.
   static Result<std::unique_ptr<Model>> load(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend,
-                                             const ModelOptions& options);
+                                             const ModelOptions& options, const LoadProgress& progress = {});
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
 

@@ -1,5 +1,6 @@
 #include "model/weights.h"
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -18,8 +19,10 @@ using checkpoint::Tensor;
 // Binds names to views. The first error sticks; what is bound after it is never used.
 class Binder {
  public:
-  Binder(const Checkpoint& checkpoint, ops::Backend& backend, Weights& out)
-      : checkpoint_(checkpoint), backend_(backend), out_(out) {}
+  Binder(const Checkpoint& checkpoint, ops::Backend& backend, Weights& out, const LoadProgress& progress)
+      : checkpoint_(checkpoint), backend_(backend), out_(out), progress_(progress) {
+    for (const Tensor& t : checkpoint.tensors()) all_ += t.bytes.size();
+  }
 
   // A matrix, with its scales where it is quantised.
   ops::Weight matrix(const std::string& module) {
@@ -97,6 +100,8 @@ class Binder {
 
   const std::byte* adopt(std::span<const std::byte> bytes) {
     auto placed = backend_.adopt(bytes);
+    done_ += bytes.size();
+    if (progress_) progress_(std::min(done_, all_), all_);
     if (placed) return *placed;
     note(placed.error());
     return nullptr;
@@ -109,6 +114,9 @@ class Binder {
   const Checkpoint& checkpoint_;
   ops::Backend& backend_;
   Weights& out_;
+  const LoadProgress& progress_;
+  std::uint64_t done_ = 0;
+  std::uint64_t all_ = 0;
   std::optional<Error> error_;
 };
 
@@ -187,10 +195,10 @@ DsparkWeights bind_dspark(Binder& b, const ModelConfig& c) {
 
 }  // namespace
 
-Result<Weights> load_weights(const Checkpoint& checkpoint, ops::Backend& backend) {
+Result<Weights> load_weights(const Checkpoint& checkpoint, ops::Backend& backend, const LoadProgress& progress) {
   const ModelConfig& c = checkpoint.config();
   Weights w;
-  Binder b(checkpoint, backend, w);
+  Binder b(checkpoint, backend, w, progress);
   w.embed = b.matrix("embed");
   w.head = b.matrix("head");
   w.norm = b.floats("norm.weight");
@@ -203,7 +211,10 @@ Result<Weights> load_weights(const Checkpoint& checkpoint, ops::Backend& backend
     for (std::int32_t i = 0; i < c.draft.stages; ++i) w.mtp.push_back(bind_mtp(b, fmt::format("mtp.{}", i), c));
   }
   if (c.draft.kind == checkpoint::DraftKind::kDspark) w.dspark = bind_dspark(b, c);
+  // Also after an error: a device may still be reading what is about to go.
+  const Result<> loaded = backend.finish();
   if (b.error()) return tl::unexpected<Error>(*b.error());
+  FATHOM_TRY(loaded);
   return w;
 }
 

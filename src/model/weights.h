@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <vector>
 
 #include "base/result.h"
@@ -98,6 +99,10 @@ struct Weights {
 
 // checkpoint: opened with Access::kData, so that every tensor is there and fits. Errors: kExhausted where the backend
 // has no room; kNotFound, naming the tensor, where a checkpoint opened otherwise lacks one.
-Result<Weights> load_weights(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend);
+//
+// progress: hears of bytes handed to the backend, and of all there are.
+using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t all)>;
+Result<Weights> load_weights(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend,
+                             const LoadProgress& progress = {});
 
 }  // namespace fathom::model

@@ -48,17 +48,23 @@ class Backend {
 
   // Zeroed memory. Error: kExhausted, with the bytes asked for.
   virtual Result<Buffer> allocate(std::size_t bytes) = 0;
+  // What allocate() could still give, about; 0 where that is not known.
+  virtual std::size_t free_bytes() { return 0; }
   virtual void copy_in(std::byte* to, const void* from, std::size_t bytes) = 0;    // host to backend
   virtual void copy_out(void* to, const std::byte* from, std::size_t bytes) = 0;   // backend to host
   virtual void copy(std::byte* to, const std::byte* from, std::size_t bytes) = 0;  // within backend memory, no overlap
-  // Read-only weights in host memory that outlives the backend: where the backend reads them from. Host backends read
-  // them where they are; a device keeps a copy until it is destroyed. Error: kExhausted.
+  // Read-only weights in host memory: where the backend reads them from. Host backends read them where they are, so the
+  // memory outlives such a backend; a device keeps a copy until it is destroyed, but may still be reading them until
+  // finish(). Error: kExhausted.
   virtual Result<const std::byte*> adopt(std::span<const std::byte> weights) = 0;
 
   // Waits for everything asked so far. Error: kInternal where the device failed (kExhausted where its scratch memory
   // ran out), naming the operation; what was written since the last finish() is void then, and the backend of no
   // further use.
   virtual Result<> finish() { return {}; }
+
+  // Kernels launched since the backend was made, each one of a recorded step counted; 0 where an operation is a call.
+  virtual std::uint64_t launches() const { return 0; }
 
   // Runs `step`, which calls operations of this backend and nothing else of it. A device may record what they ask for
   // and, when the same key comes again, do that again without calling step: so the key must determine every argument of

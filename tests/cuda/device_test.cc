@@ -28,6 +28,28 @@ TEST_F(Memory, IsZeroedAlignedAndReused) {
   }
 }
 
+TEST_F(Memory, WeightsOfEverySizeArrive) {
+  std::vector<std::vector<std::uint8_t>> weights;
+  for (const std::size_t bytes : {1UL, 1UL << 20, 8UL << 20, (8UL << 20) + 1, 1000UL, 700UL << 20}) {
+    auto& w = weights.emplace_back(bytes);
+    for (std::size_t i = 0; i < bytes; ++i) w[i] = static_cast<std::uint8_t>(i * 13 + i / 509 + bytes);
+  }
+  std::vector<const std::byte*> placed;
+  for (const auto& w : weights) {
+    const auto at = device().adopt(std::as_bytes(std::span(w)));
+    ASSERT_TRUE(at) << at.error().what;
+    placed.push_back(*at);
+  }
+  for (int turn = 0; turn < 2; ++turn) {  // read before anything waited, and after
+    for (std::size_t i = weights.size(); i-- > 0;) {
+      std::vector<std::uint8_t> out(weights[i].size());
+      device().copy_out(out.data(), placed[i], out.size());
+      EXPECT_EQ(out, weights[i]) << i;
+    }
+    ASSERT_TRUE(device().finish());
+  }
+}
+
 TEST_F(Memory, CopiesOfEverySizeArrive) {
   for (const std::size_t bytes : {1UL, 4096UL, 4UL << 20, (4UL << 20) + 1, 33UL << 20}) {
     std::vector<std::uint8_t> in(bytes);

@@ -3,18 +3,23 @@
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
+#include "base/thread_pool.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/graphs.h"
 #include "ops/cuda/memory.h"
 #include "ops/cuda/ops.h"
+#include "ops/cuda/upload.h"
 
 namespace fathom::ops::cuda {
 namespace {
 
 constexpr int kLeastMajor = 8;  // sm_80: bf16 tensor units, asynchronous copies
+constexpr std::size_t kSmall = std::size_t{1} << 20;  // weights below are not worth a thread's attention
+constexpr int kMostReaders = 8;                       // as many as fill the bus
 
 class CudaBackend final : public Backend {
  public:
@@ -32,6 +37,7 @@ class CudaBackend final : public Backend {
     if (const cudaError_t s = cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking); s != cudaSuccess) {
       return fail(Code::kUnavailable, "CUDA device {} cannot be used: {}", options.device, cudaGetErrorString(s));
     }
+    upload_.open(options.device, std::min(usable_cores(), kMostReaders));
     return staging_.open();
   }
 
@@ -41,16 +47,25 @@ class CudaBackend final : public Backend {
     use_device();
     return pool_.allocate(bytes, context_);
   }
+  std::size_t free_bytes() override {
+    use_device();
+    std::size_t free = 0;
+    std::size_t total = 0;
+    context_.fault.note(cudaMemGetInfo(&free, &total), "asking for free memory");
+    return free + pool_.free_bytes();
+  }
   void copy_in(std::byte* to, const void* from, std::size_t bytes) override {
     use_device();
     staging_.copy_in(to, from, bytes, context_);
   }
   void copy_out(void* to, const std::byte* from, std::size_t bytes) override {
     use_device();
+    settle();
     staging_.copy_out(to, from, bytes, context_);
   }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
     use_device();
+    settle();
     if (context_.fault.set()) return;
     context_.fault.note(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, context_.stream),
                         "copying on the device");
@@ -58,12 +73,18 @@ class CudaBackend final : public Backend {
   Result<const std::byte*> adopt(std::span<const std::byte> weights) override {
     use_device();
     FATHOM_ASSIGN(std::byte* const memory, store_.allocate(weights.size()));
-    staging_.copy_in(memory, weights.data(), weights.size(), context_);
+    if (weights.size() < kSmall) {
+      staging_.copy_in(memory, weights.data(), weights.size(), context_);
+    } else {
+      upload_.add(memory, weights.data(), weights.size());
+    }
     return memory;
   }
 
+  std::uint64_t launches() const override { return context_.launches; }
   Result<> finish() override {
     use_device();
+    settle();
     Fault& fault = context_.fault;
     if (!fault.set()) fault.note(cudaStreamSynchronize(context_.stream), context_.last);
     if (!fault.set()) return {};
@@ -76,6 +97,7 @@ class CudaBackend final : public Backend {
 
   void replay(std::uint64_t key, const std::function<void()>& step) override {
     use_device();
+    settle();
     if (replay_) {
       graphs_.run(key, step, context_);
     } else {
@@ -105,9 +127,14 @@ class CudaBackend final : public Backend {
  private:
   // The thread that drives a backend may change; which device a thread means is the thread's own.
   void use_device() { context_.fault.note(cudaSetDevice(device_), "choosing the device"); }
+  // What comes next may read weights.
+  void settle() {
+    if (upload_.under_way()) upload_.wait(context_.fault);
+  }
   template <class Op>
   void launch(const Op& op) {
     use_device();
+    settle();
     run(context_, op);
   }
 
@@ -117,6 +144,7 @@ class CudaBackend final : public Backend {
   Context context_;
   Staging staging_;
   Store store_;
+  Upload upload_;  // before the store it writes to is gone
   Pool pool_;
   Graphs graphs_;
 };

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 namespace fathom::ops::cuda {
@@ -52,6 +53,7 @@ struct Context {
   Fault fault;
   int multiprocessors = 1;
   bool blame = false;            // wait for every kernel, so that a fault is put down to the one that caused it
+  std::uint64_t launches = 0;
   const char* last = "nothing";  // the kernel launched last
 };
 

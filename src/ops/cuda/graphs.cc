@@ -15,7 +15,7 @@ void Graphs::run(std::uint64_t key, const std::function<void()>& step, Context& 
   const auto known = entries_.find(key);
   if (known == entries_.end()) {
     if (entries_.size() >= kMost) drop_oldest();
-    entries_[key] = {nullptr, ++now_};
+    entries_[key] = {.used = ++now_};
     step();
     return;
   }
@@ -27,7 +27,10 @@ void Graphs::run(std::uint64_t key, const std::function<void()>& step, Context& 
     if (fault.set()) return;
     const bool blame = context.blame;
     context.blame = false;  // what is recorded does not run, so there is nothing to wait for
+    const std::uint64_t before = context.launches;
     step();
+    entry.launches = context.launches - before;
+    context.launches = before;
     context.blame = blame;
     cudaGraph_t graph = nullptr;
     fault.note(cudaStreamEndCapture(context.stream, &graph), "recording a step");
@@ -36,6 +39,7 @@ void Graphs::run(std::uint64_t key, const std::function<void()>& step, Context& 
     if (fault.set()) return;
   }
   context.last = "a recorded step";
+  context.launches += entry.launches;
   fault.note(cudaGraphLaunch(entry.graph, context.stream), "a recorded step");
 }
 

@@ -26,6 +26,7 @@ class Graphs {
   struct Entry {
     cudaGraphExec_t graph = nullptr;  // null: seen once
     std::uint64_t used = 0;           // when
+    std::uint64_t launches = 0;       // that it holds
   };
   void drop_oldest();
 

@@ -27,6 +27,7 @@ void launch(Context& c, const char* name, void (*kernel)(Parameters...), dim3 gr
     if (c.fault.set()) return;
   }
   c.last = name;
+  ++c.launches;
   kernel<<<grid, threads, shared, c.stream>>>(static_cast<Parameters>(arguments)...);
   c.fault.note(cudaGetLastError(), name);
   if (c.blame && !c.fault.set()) c.fault.note(cudaStreamSynchronize(c.stream), name);

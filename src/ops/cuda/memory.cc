@@ -58,6 +58,12 @@ Result<std::byte*> Pool::take(std::size_t rounded) {
   return cut(rounded, kSlab, slabs_, next_, left_);
 }
 
+std::size_t Pool::free_bytes() const {
+  std::size_t bytes = left_;
+  for (const auto& [size, pieces] : free_) bytes += size * pieces.size();
+  return bytes;
+}
+
 void Pool::give_back(std::byte* memory, std::size_t rounded) {
   if (rounded > kLarge) {
     cudaFree(memory);

@@ -26,6 +26,8 @@ class Pool {
 
   // Zeroed in the order of the stream, aligned to 256. The pool outlives the buffer. Errors: kExhausted, kInternal.
   Result<Buffer> allocate(std::size_t bytes, Context& context);
+  // Kept for the next of its size.
+  std::size_t free_bytes() const;
 
  private:
   Result<std::byte*> take(std::size_t rounded);

@@ -1,15 +1,19 @@
-// TapBackend: passes everything on to another backend and keeps a copy of every operation, so that one kind of
-// operation of a step can be run alone, again and again.
+// TapBackend: passes everything on to another backend and, when asked to, keeps a copy of every operation of a step, so
+// that one kind of operation can be run alone, again and again.
 #pragma once
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "ops/backend.h"
 
-namespace fathom::bench {
+namespace fathom::cli {
 
 struct Tapped {
   std::string name;
@@ -19,17 +23,31 @@ struct Tapped {
 
 class TapBackend final : public ops::Backend {
  public:
-  explicit TapBackend(ops::Backend& to) : to_(to) {}
+  explicit TapBackend(std::unique_ptr<ops::Backend> to) : owned_(std::move(to)), to_(*owned_) {}
 
-  std::vector<Tapped> taken() { return std::exchange(taken_, {}); }
+  // What `steps` asks for, in order, while it runs. It runs unrecorded, operation by operation.
+  std::vector<Tapped> tap(const std::function<void()>& steps) {
+    tapping_ = true;
+    steps();
+    tapping_ = false;
+    return std::exchange(taken_, {});
+  }
+  ops::Backend& inner() { return to_; }
 
   std::string_view name() const override { return to_.name(); }
+  bool on_host() const override { return to_.on_host(); }
+  std::uint64_t launches() const override { return to_.launches(); }
   Result<ops::Buffer> allocate(std::size_t bytes) override { return to_.allocate(bytes); }
+  std::size_t free_bytes() override { return to_.free_bytes(); }
   void copy_in(std::byte* to, const void* from, std::size_t bytes) override { to_.copy_in(to, from, bytes); }
   void copy_out(void* to, const std::byte* from, std::size_t bytes) override { to_.copy_out(to, from, bytes); }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override { to_.copy(to, from, bytes); }
   Result<const std::byte*> adopt(std::span<const std::byte> weights) override { return to_.adopt(weights); }
   Result<> finish() override { return to_.finish(); }
+  void replay(std::uint64_t key, const std::function<void()>& step) override {
+    if (tapping_) step();
+    else to_.replay(key, step);
+  }
 
   void embed(const ops::Embed& op) override { keep("embed", bytes_of(op.x) * 2, op, &Backend::embed); }
   void linear(const ops::Linear& op) override {
@@ -110,12 +128,14 @@ class TapBackend final : public ops::Backend {
   }
   template <class Op>
   void keep(std::string name, double bytes, const Op& op, void (Backend::*method)(const Op&)) {
-    taken_.push_back({std::move(name), bytes, [op, method](Backend& b) { (b.*method)(op); }});
+    if (tapping_) taken_.push_back({std::move(name), bytes, [op, method](Backend& b) { (b.*method)(op); }});
     (to_.*method)(op);
   }
 
+  std::unique_ptr<ops::Backend> owned_;
   ops::Backend& to_;
+  bool tapping_ = false;
   std::vector<Tapped> taken_;
 };
 
-}  // namespace fathom::bench
+}  // namespace fathom::cli

@@ -1,6 +1,7 @@
 // Random lives of the engine over a real model, tests/data's two of random weights: arrivals, cancellations, priorities
-// and preemption, forks, evictions, guesses, a disk whose files may be damaged, and restarts with other limits and other
-// numbers of threads. Every request must get, to the bit, what it gets alone: tokens, log-probabilities, reason to end.
+// and preemption, forks, evictions, guesses, a disk whose files may be damaged, and restarts with other limits and
+// other numbers of threads. Every request must get, to the bit, what it gets alone: tokens, log-probabilities, reason
+// to end.
 //
 // Alone is told twice: by the model and the sampler without any engine, and, once a life, by a fresh engine.
 #include <gtest/gtest.h>
@@ -54,12 +55,10 @@ class NarrowRunner final : public engine::Runner {
 
 struct Loaded {
   Loaded(const std::string& name, ops::Numerics numerics, std::int32_t rollback, int threads)
-      : session(name, "cpu",
-                {.numerics = numerics,
-                 .max_step_tokens = kStepTokens,
-                 .max_logit_rows = kStepTokens,
-                 .rollback = rollback},
-                threads),
+      : session(
+            name, "cpu",
+            {.numerics = numerics, .max_step_tokens = kStepTokens, .max_logit_rows = kStepTokens, .rollback = rollback},
+            threads),
         runner(*session.model, name) {}
   Session session;
   engine::ModelRunner runner;

@@ -14,6 +14,7 @@
 #include "checkpoint/inventory.h"
 #include "checkpoint/writer.h"
 #include "cli/bench_cases.h"
+#include "cli/bench_serve.h"
 #include "cli/commands.h"
 #include "cli/common.h"
 #include "cli/compute.h"
@@ -38,6 +39,7 @@ struct Options {
   bool operations = false;
   std::string svg;
   bool json = false;
+  ServeBenchOptions serve;
 };
 
 struct Report {
@@ -149,7 +151,7 @@ std::string plot(const Report& r) {
     if (at == p.series.end()) at = p.series.insert(p.series.end(), Series{.name = name, .points = {}});
     at->points.emplace_back(row.context, row.per_second());
   }
-  return svg(p);
+  return svg(std::span(&p, 1));
 }
 
 Result<checkpoint::Checkpoint> open_or_make(const Options& o, ThreadPool& pool, Report& report) {
@@ -185,7 +187,25 @@ Result<> run_cases(const Options& o, BenchCases& bench, const checkpoint::ModelC
   return {};
 }
 
+Result<> run_serve(const Options& o) {
+  ThreadPool pool(o.compute.threads > 0 ? o.compute.threads : usable_cores());
+  Report report;
+  const auto checkpoint = [&] { return open_or_make(o, pool, report); };
+  std::string name = "synthetic " + o.synthetic.name;
+  if (o.synthetic.name.empty()) {
+    FATHOM_ASSIGN(const auto folder, model_folder(o.model));
+    name = folder.filename().string();
+  }
+  return run_serve_bench({.options = o.serve,
+                          .compute = o.compute,
+                          .model = std::move(name),
+                          .checkpoint = checkpoint,
+                          .svg = o.svg,
+                          .json = o.json});
+}
+
 Result<> run(const Options& o) {
+  if (o.serve.asked()) return run_serve(o);
   FATHOM_ASSIGN(auto device, make_backend(o.compute));
   Report report;
   report.device = device->name();
@@ -247,12 +267,14 @@ void add_bench(CLI::App& app, ExitCode& exit) {
   command->add_option("--chunk", o->chunk, "tokens of a prefill step (default: 256, on a GPU 4096)")
       ->check(CLI::Range(1, 1 << 16));
   command->add_flag("--operations", o->operations, "also every kind of operation of the decode steps alone");
-  command->add_option("--svg", o->svg, "also write a plot of decode speed")->type_name("FILE");
+  command->add_option("--svg", o->svg, "also write a plot of decode speed, or of --serve")->type_name("FILE");
   command->add_flag("--json", o->json, "one JSON object");
+  add_serve_bench(*command, o->serve);
   add_compute_options(*command, o->compute);
   command->footer(
       "Examples:\n"
       "  fathom bench\n"
+      "  fathom bench --serve --concurrent 1,4,16,64 --history 2048,8192 --svg load.svg\n"
       "  fathom bench --synthetic v4-flash --layers 4 --experts 32 --context 1,4096,32768 --batch 1 --svg decode.svg\n"
       "  fathom bench --device cuda --synthetic v4-flash --experts 160 --context 4096,131072 --operations\n"
       "  fathom bench /models/DeepSeek-V4-Flash --prefill 2048 --json");

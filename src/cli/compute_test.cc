@@ -165,8 +165,36 @@ TEST_F(Cli, BenchMeasuresAndPlots) {
   EXPECT_GT(j["read_bandwidth"].get<double>(), 0);
   EXPECT_THAT(read(plot), HasSubstr("batch 2"));
   EXPECT_EQ(fathom({"bench", "--batch", "0"}).code, 2);
+  EXPECT_EQ(fathom({"bench", "--serve", "--rates", "0"}).code, 2);
   EXPECT_EQ(fathom({"bench", "x", "--synthetic", "v4-flash"}).code, 2);
   EXPECT_THAT(fathom({"bench", "--synthetic", "v5"}).err, HasSubstr("v4-flash"));
+}
+
+TEST_F(Cli, BenchServesMadeUpClients) {
+  const std::string plot = (dir_ / "load.svg").string();
+  const Outcome o =
+      fathom({"bench", kRoot + "/tests/data/models/micro-random", "--serve", "--rates", "100,200", "--requests", "6",
+              "--concurrent", "1,3", "--history", "200", "--slots", "3", "--cache", "0.05", "--json", "--svg", plot});
+  ASSERT_EQ(o.code, 0) << o.err;
+  const auto j = nlohmann::json::parse(o.out);
+  ASSERT_EQ(j["load"].size(), 2U);
+  ASSERT_EQ(j["concurrent"].size(), 2U);
+  for (const auto* rows : {&j["load"], &j["concurrent"]}) {
+    for (const auto& row : *rows) {
+      EXPECT_EQ(row["finished"], 6);
+      EXPECT_GT(row["answer_tokens_per_second"], 0);
+      EXPECT_LE(row["first_token_ms"]["p50"], row["first_token_ms"]["p99"]);
+      EXPECT_LE(row["first_token_ms"]["p99"], row["answer_ms"]["p99"]);
+    }
+  }
+  const auto& turn = j["second_turn"][0];
+  EXPECT_EQ(turn["prompt_tokens"], 200 + 32);
+  EXPECT_EQ(turn["reused_tokens"], 199) << "all but the last token chosen, which had not been run";
+  EXPECT_EQ(turn["restart_reused_tokens"], 200 + 32 + 16 - 1);
+  EXPECT_NE(read(plot).find("<svg"), std::string::npos);
+  EXPECT_NE(fathom({"bench", kRoot + "/tests/data/models/micro-random", "--concurrent", "2", "--requests", "2"})
+                .out.find("between tokens"),
+            std::string::npos);
 }
 
 }  // namespace

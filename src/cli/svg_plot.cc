@@ -56,14 +56,11 @@ struct Scale {
   double y(double v) const { return kHeight - kBottom - v / y_max * (kHeight - kTop - kBottom); }
 };
 
-}  // namespace
-
-std::string svg(const Plot& plot) {
+std::string panel(const Plot& plot, double top) {
   const Scale scale(plot);
-  std::string out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" font-family=\"system-ui, sans-serif\" "
-      "font-size=\"12\" fill=\"#555\"><text x=\"{2}\" y=\"26\" font-size=\"16\">{3}</text>\n",
-      kWidth, kHeight, kLeft, escaped(plot.title));
+  std::string out =
+      fmt::format("<g transform=\"translate(0 {:g})\"><text x=\"{:g}\" y=\"26\" font-size=\"16\">{}</text>\n", top,
+                  kLeft, escaped(plot.title));
   for (int i = 0; i <= 4; ++i) {
     const double v = scale.y_max * i / 4;
     out += fmt::format(
@@ -100,6 +97,17 @@ std::string svg(const Plot& plot) {
         "<path d=\"M{:.1f} {:.1f}h18\" stroke=\"{}\" stroke-width=\"3\"/><text x=\"{:.1f}\" y=\"{:.1f}\">{}</text>\n",
         kWidth - kRight + 14, y, colour, kWidth - kRight + 38, y + 4, escaped(s.name));
   }
+  return out + "</g>\n";
+}
+
+}  // namespace
+
+std::string svg(std::span<const Plot> plots) {
+  std::string out = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {} {}\" font-family=\"system-ui, sans-serif\" "
+      "font-size=\"12\" fill=\"#555\">\n",
+      kWidth, kHeight * static_cast<double>(plots.size()));
+  for (std::size_t i = 0; i < plots.size(); ++i) out += panel(plots[i], kHeight * static_cast<double>(i));
   return out + "</svg>\n";
 }
 

@@ -1,6 +1,7 @@
 // A line plot as an SVG file of its own: no script, no font, light and dark alike.
 #pragma once
 
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@ struct Plot {
   std::vector<Series> series;  // at most 6 are told apart
 };
 
-std::string svg(const Plot& plot);
+// Plots one below the other.
+std::string svg(std::span<const Plot> plots);
 
 }  // namespace fathom::cli

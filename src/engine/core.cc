@@ -57,8 +57,7 @@ Result<std::unique_ptr<Core>> Core::create(Runner& runner, CoreOptions options) 
                    .prefill_beside_answers = o.prefill_beside_answers};
   if (core->drafting()) {
     core->draft_rows_ = std::int64_t{facts.step_tokens} + o.slots;
-    FATHOM_ASSIGN(core->draft_input_,
-                  runner.memory().allocate(static_cast<std::size_t>(core->draft_rows_) * core->stream_bytes()));
+    FATHOM_ASSIGN(core->draft_input_, runner.memory().allocate(core->draft_bytes()));
   }
   return core;
 }
@@ -416,6 +415,14 @@ CoreStats Core::stats() const {
   s.speculation = policy_.stats();
   s.cache = cache_->stats();
   return s;
+}
+
+std::string Core::describe() const {
+  std::string out = cache_->describe();
+  if (draft_rows_ > 0)
+    out += fmt::format("guesses          {:10.1f} MiB   what the draft block is given, {} tokens at once\n",
+                       static_cast<double>(draft_bytes()) / (1024 * 1024), draft_rows_);
+  return out;
 }
 
 Result<> Core::check() const {

@@ -105,6 +105,9 @@ class Core {
   const Error* failure() const { return broken_ ? &why_broken_ : nullptr; }
 
   CoreStats stats() const;
+  // What the memory of sequences is spent on, for people; and its sum, which is all taken at the start.
+  std::string describe() const;
+  std::size_t planned_bytes() const { return cache_->stats().memory_bytes + draft_bytes(); }
   cache::StateCache& cache() { return *cache_; }
   const cache::StateCache& cache() const { return *cache_; }
   // Whether nothing was lost: the cache's check, and lanes are those of running answers. Error: kInternal.
@@ -128,6 +131,7 @@ class Core {
 
   Core(Runner& runner, CoreOptions options);
   std::size_t stream_bytes() const;
+  std::size_t draft_bytes() const { return static_cast<std::size_t>(draft_rows_) * stream_bytes(); }
   std::unique_ptr<Answer> make_answer(Asked& asked, const Request& request, std::int32_t choice);
 
   // Life of answers: core.cc.
@@ -184,9 +188,10 @@ class Core {
   std::vector<DraftPiece> pieces_;
   std::vector<Guessing> guessing_;
   std::vector<model::Chunk> chunks_;
-  std::vector<std::int32_t> ids_;  // of the chunks, one after another
-  ops::Buffer draft_input_;        // streams gathered for the draft block
-  std::int64_t draft_rows_ = 0;    // room in it
+  std::vector<std::int32_t> ids_;        // of the chunks, one after another
+  std::vector<std::int32_t> verifying_;  // guesses of the part that take_rows() is at
+  ops::Buffer draft_input_;              // streams gathered for the draft block
+  std::int64_t draft_rows_ = 0;          // room in it
   std::int64_t now_us_ = 0;
   std::uint64_t next_arrival_ = 1;
   bool broken_ = false;

@@ -149,22 +149,22 @@ bool Core::guess_further(std::int32_t depth) {
   }
   policy_.saw_draft(static_cast<double>(options_.clock_us() - began) * 1e-6);
   const Mat<const float> streams = runner_.draft_streams();
-  std::vector<Guessing> further;
+  std::size_t kept = 0;
   for (std::int64_t i = 0; i < n; ++i) {
-    const Guessing& g = guessing_[static_cast<std::size_t>(i)];
+    const Guessing g = guessing_[static_cast<std::size_t>(i)];
     if (!take_guess(*g.answer, {logits->row(i), static_cast<std::size_t>(logits->cols)})) continue;
     runner_.memory().copy(draft_row(i), reinterpret_cast<const std::byte*>(streams.data + i * streams.ld),
                           stream_bytes());
-    further.push_back(g);
+    guessing_[kept++] = g;
   }
-  guessing_ = std::move(further);
+  guessing_.resize(kept);
   return true;
 }
 
 // The guess at the output position that comes after those guessed already, with that position's noise. False where the
 // draft's logits are of no use.
 bool Core::take_guess(Answer& a, std::span<const float> logits) {
-  SampleInput in{.logits = logits, .params = a.sampling, .history = &a.history};
+  SampleInput in{.logits = logits, .params = a.sampling, .history = &a.history, .report = false};
   in.index = a.chosen() + static_cast<std::int64_t>(a.guesses.size());
   const auto guess = sampler_.sample(in);
   if (guess) a.guesses.push_back(guess->id);

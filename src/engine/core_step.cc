@@ -121,7 +121,9 @@ void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
   if (part.start < a.prompt) counters_.prompt_tokens += static_cast<std::uint64_t>(part.tokens);
   if (!part.chooses || a.done) return;
 
-  const std::vector<std::int32_t> guesses = std::exchange(a.guesses, {});
+  std::vector<std::int32_t>& guesses = verifying_;
+  guesses.swap(a.guesses);
+  a.guesses.clear();
   std::int32_t verified = 0;  // guesses after the first wrong one, or after the end, were run for nothing
   std::int32_t accepted = 0;
   for (std::int32_t i = 0; i <= part.drafts && !a.done; ++i) {

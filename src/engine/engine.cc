@@ -51,7 +51,7 @@ Result<std::unique_ptr<Engine>> Engine::start(Runner& runner, CoreOptions option
     s.wake.notify_one();
   };
   FATHOM_ASSIGN(s.core, Core::create(runner, std::move(options)));
-  s.description = s.core->cache().describe();
+  s.description = s.core->describe();
   s.stats = s.core->stats();
   s.thread = std::thread([&s] { run(s); });
   return engine;

@@ -108,7 +108,7 @@ void add_logprobs(std::span<const float> logits, std::int32_t n_top, Sampled& ou
   const double max = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
   std::vector<Top> top;  // sorted, at most n_top
-  top.reserve(static_cast<std::size_t>(n_top) + 1);
+  if (n_top > 0) top.reserve(static_cast<std::size_t>(n_top) + 1);
   for (std::size_t i = 0; i < logits.size(); ++i) {
     const double x = double{logits[i]} - max;
     if (x > kNoWeight) sum += std::exp(x);
@@ -151,7 +151,7 @@ Result<Sampled> Sampler::sample(const SampleInput& in) {
   Sampled out{.id = in.params.temperature == 0 ? likeliest : draw(x, x[static_cast<std::size_t>(likeliest)], in)};
   FATHOM_CHECK(out.id >= 0 && out.id < static_cast<std::int32_t>(in.logits.size()),
                "a chosen token is in the vocabulary");
-  if (in.params.logprobs) add_logprobs(in.logits, in.params.top_logprobs, out);
+  if (in.params.logprobs && in.report) add_logprobs(in.logits, in.params.top_logprobs, out);
   return out;
 }
 

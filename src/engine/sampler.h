@@ -53,6 +53,7 @@ struct SampleInput {
   const TokenHistory* history = nullptr;        // nullptr: nothing seen
   std::int64_t index = 0;                       // of the token in the request's output
   std::span<const std::uint64_t> allowed = {};  // bit id%64 of word id/64: may be chosen; empty: all may
+  bool report = true;                           // log-probabilities, where the parameters ask for them
 };
 
 // Keeps scratch memory of the size of the vocabulary. One thread at a time.

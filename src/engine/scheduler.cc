@@ -164,19 +164,19 @@ void ClientLedger::enter(std::string_view client) {
 }
 
 void ClientLedger::leave(std::string_view client) {
-  const auto it = accounts_.find(std::string(client));
+  const auto it = accounts_.find(client);
   FATHOM_CHECK(it != accounts_.end(), "who leaves has entered");
   if (--it->second.jobs == 0) accounts_.erase(it);
 }
 
 void ClientLedger::charge(std::string_view client, std::int64_t tokens) {
-  const auto it = accounts_.find(std::string(client));
+  const auto it = accounts_.find(client);
   FATHOM_CHECK(it != accounts_.end(), "who is served has entered");
   it->second.service += static_cast<double>(tokens);
 }
 
 double ClientLedger::service(std::string_view client) const {
-  const auto it = accounts_.find(std::string(client));
+  const auto it = accounts_.find(client);
   return it != accounts_.end() ? it->second.service : 0;
 }
 

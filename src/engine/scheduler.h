@@ -85,7 +85,11 @@ class ClientLedger {
     double service = 0;
     std::int32_t jobs = 0;
   };
-  std::unordered_map<std::string, Account> accounts_;
+  struct Hash {  // looks up without making a string
+    using is_transparent = void;
+    std::size_t operator()(std::string_view s) const { return std::hash<std::string_view>()(s); }
+  };
+  std::unordered_map<std::string, Account, Hash, std::equal_to<>> accounts_;
 };
 
 }  // namespace fathom::engine

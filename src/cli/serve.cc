@@ -47,6 +47,7 @@ struct Options {
   std::int32_t drain_seconds = 300;
   double cache_gib = 1;
   std::string cache_folder;
+  double cache_folder_gib = 8;
   std::string key_file;
   std::string cors;
   bool no_thinking = false;
@@ -167,6 +168,7 @@ Result<> run(const Options& o) {
   core.max_waiting = o.queue;
   core.queue_timeout_ms = std::int64_t{o.queue_seconds} * 1000;
   core.disk_directory = o.cache_folder;
+  core.disk_bytes = static_cast<std::size_t>(o.cache_folder_gib * (1U << 30U));
   core.warn = [](std::string_view what) { print_line(what); };
   FATHOM_ASSIGN(
       LoadedModel loaded,
@@ -175,6 +177,9 @@ Result<> run(const Options& o) {
   // What is kept on disk is true of these weights only, wherever they lie.
   engine::ModelRunner runner(*loaded.model, fmt::format("{:016x}", checkpoint::fingerprint(loaded.checkpoint)));
   FATHOM_ASSIGN(auto engine, engine::Engine::start(runner, core));
+  std::string plan = engine->describe();
+  while (!plan.empty() && plan.back() == '\n') plan.pop_back();
+  print_line(plan);
 
   server::ApiOptions api;
   api.model_id = !o.name.empty() ? o.name : std::filesystem::absolute(folder).lexically_normal().filename().string();
@@ -257,6 +262,10 @@ void add_serve(CLI::App& app, ExitCode& exit) {
       ->group("Requests");
   command->add_option("--cache-folder", o->cache_folder, "keep the state of conversations here too")
       ->type_name("DIR")
+      ->group("Requests");
+  command->add_option("--cache-folder-size", o->cache_folder_gib, "GiB at most in that folder")
+      ->check(CLI::Range(0.001, 1e6))
+      ->capture_default_str()
       ->group("Requests");
   command->add_flag("--quiet", o->quiet, "no line for each request");
   add_compute_options(*command, o->compute);

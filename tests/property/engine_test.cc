@@ -25,6 +25,7 @@ int scale() {
 void live(EngineWorld& w, int events, bool disk) {
   for (int e = 0; e < events; ++e) {
     const unsigned what = w.rng() % 100;
+    ++w.events;
     if (what < 25) {
       w.ask(w.random_request());
     } else if (what < 30 && !w.asked.empty()) {
@@ -46,7 +47,10 @@ void live(EngineWorld& w, int events, bool disk) {
 }
 
 // One schedule: its own shape of model, memory, queue and options.
-void schedule(unsigned seed, int events, const fs::path& disk, engine::CoreStats* sum = nullptr) {
+struct Sum : engine::CoreStats {
+  std::uint64_t events = 0;
+};
+void schedule(unsigned seed, int events, const fs::path& disk, Sum& sum) {
   std::mt19937 rng(seed);
   FakeRunnerOptions r;
   r.shape.rollback = static_cast<std::int32_t>(rng() % 6);
@@ -68,31 +72,31 @@ void schedule(unsigned seed, int events, const fs::path& disk, engine::CoreStats
     o.disk_bytes = std::array<std::size_t, 2>{100'000, 4U << 20U}[rng() % 2];
   }
   FakeWorld w(r, o,
-                static_cast<std::int32_t>(std::array{6U, 12U, 30U, 150U}[rng() % 4] + static_cast<unsigned>(o.slots)),
-                seed);
+              static_cast<std::int32_t>(std::array{6U, 12U, 30U, 150U}[rng() % 4] + static_cast<unsigned>(o.slots)),
+              seed);
   if (::testing::Test::HasFatalFailure()) return;
   live(w, events, !disk.empty());
-  if (sum != nullptr) {
-    const auto s = w.core->stats();
-    sum->steps += s.steps;
-    sum->preemptions += s.preemptions;
-    sum->reused_tokens += s.reused_tokens;
-    sum->speculation.accepted += s.speculation.accepted;
-    sum->cache.evicted_from_memory += s.cache.evicted_from_memory;
-    sum->cache.loads += s.cache.loads;
-  }
+  const auto s = w.core->stats();
+  sum.events += w.events;
+  sum.steps += s.steps;
+  sum.preemptions += s.preemptions;
+  sum.reused_tokens += s.reused_tokens;
+  sum.speculation.accepted += s.speculation.accepted;
+  sum.cache.evicted_from_memory += s.cache.evicted_from_memory;
+  sum.cache.loads += s.cache.loads;
 }
 
 TEST(EngineProperty, EachRequestGetsWhatItWouldGetAlone) {
-  engine::CoreStats sum;
+  Sum sum;
   const int schedules = 400 * scale();
   for (int i = 0; i < schedules; ++i) {
-    schedule(static_cast<unsigned>(i), 150, {}, &sum);
+    schedule(static_cast<unsigned>(i), 150, {}, sum);
     ASSERT_FALSE(HasFatalFailure() || HasNonfatalFailure()) << "seed " << i;
   }
-  std::printf("%d schedules: %lu steps, %lu preemptions, %lu evictions, %lu tokens reused, %lu guesses right\n",
-              schedules, sum.steps, sum.preemptions, sum.cache.evicted_from_memory, sum.reused_tokens,
-              sum.speculation.accepted);
+  std::printf(
+      "%d schedules: %lu events, %lu steps, %lu preemptions, %lu evictions, %lu tokens reused, %lu guesses right\n",
+      schedules, sum.events, sum.steps, sum.preemptions, sum.cache.evicted_from_memory, sum.reused_tokens,
+      sum.speculation.accepted);
   EXPECT_GT(sum.preemptions, 0U);
   EXPECT_GT(sum.cache.evicted_from_memory, 0U);
   EXPECT_GT(sum.reused_tokens, 0U);
@@ -100,16 +104,16 @@ TEST(EngineProperty, EachRequestGetsWhatItWouldGetAlone) {
 }
 
 TEST(EngineProperty, AlsoWithADiskAndRestarts) {
-  engine::CoreStats sum;
+  Sum sum;
   const int schedules = 60 * scale();
   for (int i = 0; i < schedules; ++i) {
     std::string name = (fs::temp_directory_path() / "fathom-engine-XXXXXX").string();
     const fs::path dir = ::mkdtemp(name.data());
-    schedule(static_cast<unsigned>(10'000 + i), 150, dir, &sum);
+    schedule(static_cast<unsigned>(10'000 + i), 150, dir, sum);
     fs::remove_all(dir);
     ASSERT_FALSE(HasFatalFailure() || HasNonfatalFailure()) << "seed " << 10'000 + i;
   }
-  std::printf("%d schedules: %lu steps, %lu loads\n", schedules, sum.steps, sum.cache.loads);
+  std::printf("%d schedules: %lu events, %lu steps, %lu loads\n", schedules, sum.events, sum.steps, sum.cache.loads);
   EXPECT_GT(sum.cache.loads, 0U);
 }
 

@@ -127,6 +127,7 @@ TEST_F(ServerTest, ChatEndsAtItsLimit) {
   EXPECT_EQ(j["usage"]["completion_tokens"], 5);
   // More than fits is not an error: the answer ends where the context does.
   api.context = static_cast<std::int32_t>(generator.prompts[0].size()) + 7;
+  generator.settle();
   server.reset();
   start();
   EXPECT_EQ(json_of(post(kChat, ask(R"("max_completion_tokens": 100000)")).body)["usage"]["completion_tokens"], 7);

@@ -56,6 +56,10 @@ class ScriptedGenerator final : public Generator {
   // Ends everything, as engine::Engine::stop(false).
   void stop() {
     stopped_ = true;
+    settle();
+  }
+  // Waits until every answer has been said and its sink is gone, as it must be before its server goes.
+  void settle() {
     std::vector<std::thread> threads;
     {
       const std::lock_guard lock(mutex_);

@@ -36,8 +36,9 @@ declare -A uses=(
   [model]="base tensor quant checkpoint ops parallel"
   [cache]="base tensor ops model"
   [engine]="base tensor ops model cache parallel"
-  [server]="base text engine"
-  [cli]="base tensor quant checkpoint text ops parallel model cache engine server"
+  [grammar]="base text engine"
+  [server]="base text engine grammar"
+  [cli]="base tensor quant checkpoint text ops parallel model cache engine grammar server"
 )
 # What their tests may include besides: the golden vectors are safetensors files.
 tests_use="tensor checkpoint"

@@ -158,6 +158,7 @@ class Core {
   bool run_remembered();
   bool run_chunks();
   void take_rows(Part& part, Mat<const float> logits, std::int64_t row);
+  Result<Sampled> choose(Answer& a, std::span<const float> logits);
   void take_token(Answer& a, Sampled token);
   void keep_streams();
   void settle(Part& part);

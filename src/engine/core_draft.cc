@@ -165,6 +165,13 @@ bool Core::guess_further(std::int32_t depth) {
 // draft's logits are of no use.
 bool Core::take_guess(Answer& a, std::span<const float> logits) {
   SampleInput in{.logits = logits, .params = a.sampling, .history = &a.history, .report = false};
+  if (a.constraint != nullptr) {
+    while (a.on_trial < static_cast<std::int32_t>(a.guesses.size()))
+      a.constraint->accept(a.guesses[static_cast<std::size_t>(a.on_trial++)]);
+    const auto allowed = a.constraint->allowed();
+    if (!allowed || a.constraint->ended()) return false;
+    in.allowed = *allowed;
+  }
   in.index = a.chosen() + static_cast<std::int64_t>(a.guesses.size());
   const auto guess = sampler_.sample(in);
   if (guess) a.guesses.push_back(guess->id);

@@ -124,16 +124,11 @@ void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
   std::vector<std::int32_t>& guesses = verifying_;
   guesses.swap(a.guesses);
   a.guesses.clear();
+  if (a.on_trial > 0) a.constraint->take_back(std::exchange(a.on_trial, 0));
   std::int32_t verified = 0;  // guesses after the first wrong one, or after the end, were run for nothing
   std::int32_t accepted = 0;
   for (std::int32_t i = 0; i <= part.drafts && !a.done; ++i) {
-    const bool early = a.chosen() < a.asked->request.min_tokens;
-    auto token = sampler_.sample(
-        {.logits = {logits.row(row + i), static_cast<std::size_t>(logits.cols)},
-         .params = early ? a.early : a.sampling,
-         .history = &a.history,
-         .index = a.chosen(),
-         .allowed = a.constraint != nullptr ? a.constraint->allowed() : std::span<const std::uint64_t>{}});
+    auto token = choose(a, {logits.row(row + i), static_cast<std::size_t>(logits.cols)});
     if (!token) {
       end(*a.asked, pass_on(std::move(token)));
       return;
@@ -151,6 +146,21 @@ void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
   a.asked->outcome.accepted_tokens += accepted;
 }
 
+// The model's choice after the tokens so far.
+Result<Sampled> Core::choose(Answer& a, std::span<const float> logits) {
+  SampleInput in{.logits = logits, .params = a.sampling, .history = &a.history, .index = a.chosen(), .allowed = {}};
+  if (a.constraint != nullptr) {
+    FATHOM_ASSIGN(in.allowed, a.constraint->allowed());
+  }
+  if (a.chosen() >= a.asked->request.min_tokens) return sampler_.sample(in);
+  const SampleInput early{
+      .logits = logits, .params = a.early, .history = &a.history, .index = a.chosen(), .allowed = in.allowed};
+  auto token = sampler_.sample(early);
+  // Where the constraint leaves nothing but the end, it ends before min_tokens.
+  if (!token && token.error().code == Code::kInvalid && !in.allowed.empty()) return sampler_.sample(in);
+  return token;
+}
+
 void Core::take_token(Answer& a, Sampled token) {
   Asked& asked = *a.asked;
   a.tokens.push_back(token.id);
@@ -162,7 +172,8 @@ void Core::take_token(Answer& a, Sampled token) {
     asked.outcome.first_token_ms = static_cast<double>(options_.clock_us() - asked.submitted_us) / 1000;
   const bool told_to_stop = asked.reply.token(a.choice, token) == Verdict::kStop;
   const auto& stops = asked.request.stop_ids;
-  const bool stops_here = told_to_stop || std::find(stops.begin(), stops.end(), token.id) != stops.end();
+  const bool stops_here = told_to_stop || (a.constraint != nullptr && a.constraint->ended()) ||
+                          std::find(stops.begin(), stops.end(), token.id) != stops.end();
   if (!stops_here && a.known() < a.limit) return;
   const Finish why = stops_here ? Finish::kStop : Finish::kLength;
   a.done = true;

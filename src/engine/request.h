@@ -86,10 +86,15 @@ class Constraint {
   Constraint& operator=(const Constraint&) = delete;
   virtual ~Constraint() = default;
 
-  // Bit id%64 of word id/64; empty: any token. Valid until the next call.
-  virtual std::span<const std::uint64_t> allowed() = 0;
-  // The token was chosen.
+  // Bit id%64 of word id/64; empty: any token. Valid until the next call. Error: it cannot be told; the request ends
+  // with it.
+  virtual Result<std::span<const std::uint64_t>> allowed() = 0;
+  // The token was chosen, or guessed.
   virtual void accept(std::int32_t id) = 0;
+  // The last n that were accepted are as if they had never been; at most kMaxDrafts.
+  virtual void take_back(std::int32_t n) = 0;
+  // Nothing may follow: the choice ends here.
+  virtual bool ended() const = 0;
   // The same, as at its beginning, for another choice.
   virtual std::unique_ptr<Constraint> fresh() const = 0;
 };

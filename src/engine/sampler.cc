@@ -69,8 +69,19 @@ class Race {
   std::int32_t winner_ = -1;
 };
 
-bool is_allowed(std::span<const std::uint64_t> allowed, std::size_t id) {
-  return ((allowed[id / 64] >> (id % 64)) & 1U) != 0;
+// Words that forbid or allow all of their 64 ids, nearly all of a grammar's, are dealt with at once.
+void mask(std::span<const std::uint64_t> allowed, std::span<float> x) {
+  for (std::size_t begin = 0; begin < x.size(); begin += 64) {
+    const std::uint64_t word = allowed[begin / 64];
+    const std::span<float> part = x.subspan(begin, std::min<std::size_t>(64, x.size() - begin));
+    if (word == 0) {
+      std::fill(part.begin(), part.end(), -kInfinity);
+    } else if (~word != 0) {
+      for (std::size_t i = 0; i < part.size(); ++i) {
+        if (((word >> i) & 1U) == 0) part[i] = -kInfinity;
+      }
+    }
+  }
 }
 
 // Likelier first, the lower id among equals.
@@ -172,9 +183,7 @@ std::span<const float> Sampler::adjust(const SampleInput& in) {
   for (const std::int32_t id : p.banned) adjusted_[static_cast<std::size_t>(id)] = -kInfinity;
   if (!in.allowed.empty()) {
     FATHOM_CHECK(in.allowed.size() * 64 >= adjusted_.size(), "the mask covers the vocabulary");
-    for (std::size_t i = 0; i < adjusted_.size(); ++i) {
-      if (!is_allowed(in.allowed, i)) adjusted_[i] = -kInfinity;
-    }
+    mask(in.allowed, adjusted_);
   }
   return adjusted_;
 }

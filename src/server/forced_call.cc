@@ -22,21 +22,31 @@ class ForcedCall final : public engine::Constraint {
         waiting_(script_->wait_for >= 0),
         words_((static_cast<std::size_t>(script_->vocab) + 63) / 64) {}
 
-  std::span<const std::uint64_t> allowed() override {
+  Result<std::span<const std::uint64_t>> allowed() override {
     if (waiting_) {
       std::fill(words_.begin(), words_.end(), ~std::uint64_t{0});
       for (const std::int32_t id : script_->enders) words_[word(id)] &= ~bit(id);
       return words_;
     }
-    if (next_ >= script_->forced.size()) return {};
+    if (next_ >= script_->forced.size()) return std::span<const std::uint64_t>{};
     std::fill(words_.begin(), words_.end(), 0);
     words_[word(script_->forced[next_])] |= bit(script_->forced[next_]);
     return words_;
   }
   void accept(std::int32_t id) override {
-    if (waiting_) waiting_ = id != script_->wait_for;
-    else ++next_;
+    ++accepted_;
+    if (waiting_ && id == script_->wait_for) {
+      waiting_ = false;
+      begun_ = accepted_;
+    }
+    next_ = waiting_ ? 0 : accepted_ - begun_;
   }
+  void take_back(std::int32_t n) override {
+    accepted_ -= static_cast<std::size_t>(n);
+    if (script_->wait_for >= 0 && !waiting_ && accepted_ < begun_) waiting_ = true;
+    next_ = waiting_ ? 0 : accepted_ - begun_;
+  }
+  bool ended() const override { return false; }
   std::unique_ptr<engine::Constraint> fresh() const override { return std::make_unique<ForcedCall>(script_); }
 
  private:
@@ -45,6 +55,8 @@ class ForcedCall final : public engine::Constraint {
 
   std::shared_ptr<const Script> script_;  // shared by the choices of a request
   bool waiting_;
+  std::size_t accepted_ = 0;
+  std::size_t begun_ = 0;  // accepted then
   std::size_t next_ = 0;
   std::vector<std::uint64_t> words_;
 };

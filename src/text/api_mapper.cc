@@ -132,6 +132,11 @@ bool ApiMapper::function_tool(const JsonValue& function, std::string_view schema
   if (!function.is_object()) return wrong(where, "an object");
   if (!need_string(function, "name", where + ".name", tool.name)) return false;
   if (!read_string(function, "description", where + ".description", tool.description)) return false;
+  tool.where = fmt::format("{}.{}", where, schema_key);
+  // The Messages dialect passes over keys of tools that it does not know.
+  const JsonValue* strict = function.get("strict");
+  if (schema_key == "parameters" && !read_bool(function, "strict", where + ".strict", tool.strict)) return false;
+  tool.strict = strict != nullptr && strict->is_true();
   tool.parameters.kind = JsonValue::Kind::kObject;
   if (const JsonValue* schema = function.get(schema_key)) {
     if (!schema->is_object()) return wrong(fmt::format("{}.{}", where, schema_key), "an object");
@@ -180,6 +185,7 @@ bool ApiMapper::response_format(const JsonValue& format, const JsonValue* wrappe
   if (name == "text") return true;
   if (name == "json_object") {
     out.kind = ResponseFormat::Kind::kJsonObject;
+    out.where = where;
     return true;
   }
   if (name != "json_schema") return wrong(where, "type \"text\", \"json_object\" or \"json_schema\"");
@@ -187,6 +193,7 @@ bool ApiMapper::response_format(const JsonValue& format, const JsonValue* wrappe
   if (schema == nullptr || !schema->is_object()) return wrong(where, "a schema object with json_schema");
   out.kind = ResponseFormat::Kind::kJsonSchema;
   out.schema = *schema;
+  out.where = wrapper == &format ? where + ".schema" : where + ".json_schema.schema";
   return read_bool(*wrapper, "strict", where, out.strict);
 }
 

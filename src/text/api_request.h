@@ -40,6 +40,8 @@ struct ToolSpec {
   std::string description;
   JsonValue parameters;  // a JSON Schema object
   bool custom = false;   // Responses: its one parameter `input` is free text
+  bool strict = false;   // calls must follow `parameters`
+  std::string where;     // the field that `parameters` came in
 };
 
 struct ResponseFormat {
@@ -47,6 +49,7 @@ struct ResponseFormat {
   Kind kind = Kind::kText;
   JsonValue schema;  // kJsonSchema
   bool strict = false;
+  std::string where;  // the field that it came in
 };
 
 struct ChatRequest {

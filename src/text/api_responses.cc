@@ -161,6 +161,7 @@ bool input(ApiMapper& m) {
 
 bool custom_tool(ApiMapper& m, const JsonValue& json, const std::string& where, ToolSpec& tool) {
   tool.custom = true;
+  tool.where = where;
   if (!m.need_string(json, "name", where + ".name", tool.name)) return false;
   if (!m.read_string(json, "description", where + ".description", tool.description)) return false;
   tool.parameters =

@@ -60,14 +60,19 @@ class Recorder final : public engine::Sink {
 class Parity final : public engine::Constraint {
  public:
   explicit Parity(std::int32_t vocab) : mask_((static_cast<std::size_t>(vocab) + 63) / 64) {}
-  std::span<const std::uint64_t> allowed() override {
+  Result<std::span<const std::uint64_t>> allowed() override {
     std::fill(mask_.begin(), mask_.end(), n_ % 2 == 0 ? 0x5555555555555555ULL : 0xaaaaaaaaaaaaaaaaULL);
-    return mask_;
+    return std::span<const std::uint64_t>(mask_);
   }
   void accept(std::int32_t id) override {
     EXPECT_EQ(id % 2, n_ % 2);
     ++n_;
   }
+  void take_back(std::int32_t n) override {
+    n_ -= n;
+    EXPECT_GE(n_, 0);
+  }
+  bool ended() const override { return false; }
   std::unique_ptr<engine::Constraint> fresh() const override { return std::make_unique<Parity>(*this); }
   Parity(const Parity& other) : mask_(other.mask_) {}
 

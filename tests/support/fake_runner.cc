@@ -132,12 +132,15 @@ Expected expected(const RunTokens& run, const engine::Request& request, std::int
   const auto constraint = request.constraint != nullptr ? request.constraint->fresh() : nullptr;
   engine::Sampler sampler;
   for (std::int32_t i = 0; i < most; ++i) {
-    auto token =
-        sampler.sample({.logits = run(next),
-                        .params = i < request.min_tokens ? early : params,
-                        .history = &history,
-                        .index = i,
-                        .allowed = constraint != nullptr ? constraint->allowed() : std::span<const std::uint64_t>{}});
+    const std::span<const float> logits = run(next);
+    const Result<std::span<const std::uint64_t>> allowed =
+        constraint != nullptr ? constraint->allowed() : std::span<const std::uint64_t>{};
+    const auto choose = [&](const engine::SamplingParams& with) {
+      return sampler.sample({.logits = logits, .params = with, .history = &history, .index = i, .allowed = *allowed});
+    };
+    auto token = choose(i < request.min_tokens ? early : params);
+    // A constraint that leaves nothing but the end outranks min_tokens.
+    if (!token && token.error().code == Code::kInvalid && constraint != nullptr) token = choose(params);
     if (!token) {
       out.fails = true;
       return out;
@@ -148,7 +151,8 @@ Expected expected(const RunTokens& run, const engine::Request& request, std::int
     next.assign(1, id);
     out.tokens.push_back(*std::move(token));
     const auto& stops = request.stop_ids;
-    if (std::find(stops.begin(), stops.end(), id) != stops.end() || (stop && stop(id))) {
+    const bool ended = constraint != nullptr && constraint->ended();
+    if (ended || std::find(stops.begin(), stops.end(), id) != stops.end() || (stop && stop(id))) {
       out.finish = engine::Finish::kStop;
       return out;
     }

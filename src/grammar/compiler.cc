@@ -119,16 +119,19 @@ class Compiler::Impl {
       : format_(format), vocab_(vocab), options_(options) {
     FATHOM_CHECK(vocab >= format.tokenizer().vocab_size(), "the model has every token of its tokenizer");
   }
-  ~Impl() {
+  ~Impl() { stop(); }
+  void stop() {
     std::deque<Job> left;
+    std::thread worker;
     {
       const std::lock_guard lock(mutex_);
       stopping_ = true;
       left.swap(jobs_);
+      worker.swap(worker_);
     }
     wake_.notify_all();
-    if (worker_.joinable()) worker_.join();
-    for (Job& job : left) job.done(fail(Code::kCancelled, "the server is shutting down"));
+    if (worker.joinable()) worker.join();
+    for (Job& job : left) job.done(stopped());
   }
 
   Result<std::shared_ptr<const Program>> compile(const Rules& rules) {
@@ -150,16 +153,19 @@ class Compiler::Impl {
 
   void compile_later(Rules rules, Done done) {
     if (auto known = find(key_of(rules))) return done(std::move(known));
+    bool stopping = false;
     {
       const std::lock_guard lock(mutex_);
-      if (!stopping_ && jobs_.size() < options_.max_waiting) {
+      stopping = stopping_;
+      if (!stopping && jobs_.size() < options_.max_waiting) {
         jobs_.push_back({std::move(rules), std::move(done), Clock::now()});
         if (!worker_.joinable()) worker_ = std::thread([this] { work(); });
+        wake_.notify_one();
+        return;
       }
     }
-    if (done != nullptr)
-      return done(fail(Code::kExhausted, "{} grammars are waiting to be compiled", options_.max_waiting));
-    wake_.notify_one();
+    if (stopping) return done(stopped());
+    done(fail(Code::kExhausted, "{} grammars are waiting to be compiled", options_.max_waiting));
   }
 
   CompilerStats stats() const {
@@ -182,6 +188,8 @@ class Compiler::Impl {
     std::shared_ptr<const Program> program;
     std::size_t bytes = 0;
   };
+
+  static tl::unexpected<Error> stopped() { return fail(Code::kCancelled, "the server is shutting down"); }
 
   std::shared_ptr<const Program> find(const std::string& key) {
     const std::lock_guard lock(mutex_);
@@ -290,6 +298,7 @@ class Compiler::Impl {
 Compiler::Compiler(const text::ChatFormat& format, std::int32_t vocab, CompilerOptions options)
     : impl_(std::make_unique<Impl>(format, vocab, options)) {}
 Compiler::~Compiler() = default;
+void Compiler::stop() { impl_->stop(); }
 
 Result<std::shared_ptr<const Program>> Compiler::compile(const Rules& rules) { return impl_->compile(rules); }
 void Compiler::compile_later(Rules rules, Done done) { impl_->compile_later(std::move(rules), std::move(done)); }

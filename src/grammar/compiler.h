@@ -41,8 +41,9 @@ class Compiler {
   Compiler(const text::ChatFormat& format, std::int32_t vocab, CompilerOptions options = {});
   Compiler(const Compiler&) = delete;
   Compiler& operator=(const Compiler&) = delete;
-  // Waits for the compilation that runs; those in line end with kCancelled.
-  ~Compiler();
+  ~Compiler();  // stops
+  // Waits for the compilation that runs; those in line, and all that come later, end with kCancelled.
+  void stop();
 
   // Compiles in the calling thread, unless it is remembered. Errors: kInvalid, what the rules ask for is no grammar, is
   // too large, or takes too long to follow.

@@ -39,7 +39,8 @@ Api::Api(const text::ChatFormat& format, Generator& generator, ApiOptions option
       generator_(generator),
       options_(std::move(options)),
       created_(std::time(nullptr)),
-      memory_(options_.turn_memory_bytes) {}
+      memory_(options_.turn_memory_bytes),
+      compiler_(format_, options_.vocab, {.cache_bytes = options_.grammar_cache_bytes}) {}
 
 const std::vector<Api::Route>& Api::routes() {
   static const std::vector<Route> all = {

@@ -10,12 +10,14 @@
 #include <utility>
 #include <vector>
 
+#include "grammar/compiler.h"
 #include "server/answer.h"
 #include "server/generator.h"
 #include "server/http.h"
 #include "server/metrics.h"
 #include "server/params.h"
 #include "server/reject.h"
+#include "server/structured.h"
 #include "server/writers.h"
 #include "text/api_request.h"
 #include "text/chat_format.h"
@@ -32,6 +34,7 @@ struct ApiOptions {
   std::int32_t most_tokens = 0;  // of an answer; 0: what the context leaves
   text::ApiDefaults defaults;
   std::size_t turn_memory_bytes = std::size_t{64} << 20U;
+  std::size_t grammar_cache_bytes = std::size_t{128} << 20U;
   std::vector<std::string> keys;  // empty: open to everyone
   bool check_host = true;         // requests must name a loopback host; see http-api.md 2.5
   std::string cors_origin;        // "*" or one origin; empty: none
@@ -52,6 +55,8 @@ class Api {
   static std::vector<std::pair<std::string, std::string>> endpoints();
   // From now on nothing new is generated, and /health says so.
   void drain() { draining_ = true; }
+  // Requests that wait for a grammar, and all that come to want one, are refused.
+  void stop_compiling() { compiler_.stop(); }
 
  private:
   struct Call;
@@ -93,6 +98,11 @@ class Api {
   // The parts of an engine request that come from `params`; false where the prompt is too long, which is answered.
   bool fill(Call& call, const std::string& prompt_field, const Params& params, engine::Request& request) const;
   void run(Call& call, std::vector<engine::Request> requests, std::unique_ptr<Writer> writer, AnswerOptions options);
+  // The same under the rules of `structure`, once they are compiled; without any, at once.
+  void run_under(Call& call, std::optional<Structure> structure, std::vector<engine::Request> requests,
+                 std::unique_ptr<Writer> writer, AnswerOptions options);
+  struct Waiting;
+  void compiled(Waiting& w, Result<std::shared_ptr<const grammar::Program>> program);
   bool prompts_of(Call& call, const text::JsonValue& body, const Params& params,
                   std::vector<std::vector<std::int32_t>>& prompts, std::vector<Echo>& echo) const;
 
@@ -101,6 +111,7 @@ class Api {
   const ApiOptions options_;
   const std::int64_t created_;
   text::TurnMemory memory_;
+  grammar::Compiler compiler_;
   std::atomic<bool> draining_ = false;
   mutable Metrics metrics_;
 };

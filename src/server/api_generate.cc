@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "server/api_call.h"
-#include "server/forced_call.h"
 #include "server/json_out.h"
 #include "server/openai_json.h"
 #include "server/parsers.h"
@@ -142,6 +141,43 @@ void Api::run(Call& call, std::vector<engine::Request> requests, std::unique_ptr
   answer->start(std::move(requests), known);
 }
 
+struct Api::Waiting {
+  Call call;
+  Structure structure;
+  std::vector<engine::Request> requests;
+  std::unique_ptr<Writer> writer;
+  AnswerOptions options;
+  bool gone = false;  // the client; of the connection's order
+};
+
+void Api::run_under(Call& call, std::optional<Structure> structure, std::vector<engine::Request> requests,
+                    std::unique_ptr<Writer> writer, AnswerOptions options) {
+  if (!structure) return run(call, std::move(requests), std::move(writer), std::move(options));
+  for (const std::string& path : structure->ignored) {
+    options_.log(
+        fmt::format("id={} field={} ignored={}", call.request.id, structure->field, quote(path.substr(0, 200))));
+  }
+  auto w = std::make_shared<Waiting>(Waiting{.call = call,
+                                             .structure = std::move(*structure),
+                                             .requests = std::move(requests),
+                                             .writer = std::move(writer),
+                                             .options = std::move(options)});
+  call.exchange->on_gone([w] { w->gone = true; });
+  compiler_.compile_later(w->structure.rules, [this, w](Result<std::shared_ptr<const grammar::Program>> program) {
+    w->call.exchange->post([this, w, program = std::move(program)] { compiled(*w, program); });
+  });
+}
+
+void Api::compiled(Waiting& w, Result<std::shared_ptr<const grammar::Program>> program) {
+  if (w.gone) return log(w.call, 499, " finish=abort");
+  if (!program) return refuse(w.call, refusal_of_rules(w.structure, program.error()));
+  w.structure.plan.program = std::move(*program);
+  auto constraint = grammar::make_constraint(std::move(w.structure.plan), options_.vocab);
+  if (!constraint) return refuse(w.call, refusal_of_rules(w.structure, constraint.error()));
+  for (engine::Request& request : w.requests) request.constraint = (*constraint)->fresh();
+  run(w.call, std::move(w.requests), std::move(w.writer), std::move(w.options));
+}
+
 void Api::messages(Call& call) { converse(call, text::Dialect::kMessages, Endpoint::kMessages); }
 
 void Api::responses(Call& call) { converse(call, text::Dialect::kResponses, Endpoint::kResponses); }
@@ -168,12 +204,6 @@ void Api::converse(Call& call, text::Dialect dialect, Endpoint endpoint) {
   auto mapped = text::map_request(dialect, body, options_.defaults);
   if (!mapped) return refuse(call, {mapped.error()});
   if (!check_model(call, params->model)) return;
-  if (mapped->response_format.strict) {
-    return refuse(call,
-                  refusal(400, "response_format", "unsupported_schema",
-                          "response_format: strict schemas are not enforced by this version; leave strict out to have "
-                          "the schema shown to the model only"));
-  }
   mapped->options.memory = &memory_;
   auto rendered = text::render_request(format_, *mapped);
   if (!rendered) return refuse(call, refusal(400, prompt_field(endpoint), "invalid_value", rendered.error().what));
@@ -183,9 +213,8 @@ void Api::converse(Call& call, text::Dialect dialect, Endpoint endpoint) {
   request.prompt = encoded.ids;
   if (!fill(call, prompt_field(endpoint), *params, request)) return;
   request.shared_ends = shared_ends(encoded, rendered->state);
-  if (mapped->call_forced) {
-    request.constraint = force_call(format_, options_.vocab, rendered->state, mapped->forced_name);
-  }
+  auto structure = structure_of_chat(format_, body, *mapped, *rendered);
+  if (!structure) return refuse(call, structure.error());
   WriterOptions writing = writer_options(call.request, *params, options_.model_id, format_.tokenizer());
   const bool thinking = rendered->state == text::ParserState::kReasoning;
   writing.thinking = thinking;
@@ -220,7 +249,7 @@ void Api::converse(Call& call, text::Dialect dialect, Endpoint endpoint) {
   } else {
     writer = make_chat_writer(std::move(writing));
   }
-  run(call, std::move(requests), std::move(writer), std::move(answer));
+  run_under(call, std::move(*structure), std::move(requests), std::move(writer), std::move(answer));
 }
 
 bool Api::prompts_of(Call& call, const text::JsonValue& body, const Params&,
@@ -287,6 +316,8 @@ void Api::completions(Call& call) {
     return refuse(
         call, refusal(400, "logprobs", "unsupported", "logprobs: those of the prompt (with echo) are not supported"));
   }
+  auto structure = structure_of_text(body);
+  if (!structure) return refuse(call, structure.error());
   std::vector<std::vector<std::int32_t>> prompts;
   std::vector<Echo> echo;
   if (!prompts_of(call, body, *params, prompts, echo)) return;
@@ -308,10 +339,10 @@ void Api::completions(Call& call) {
   answer.stream = params->stream;
   answer.choices_per_prompt = static_cast<std::size_t>(params->n);
   answer.parser = [this, raw] { return make_raw_parser(format_.tokenizer(), raw); };
-  run(call, std::move(requests),
-      make_completions_writer(writer_options(call.request, *params, options_.model_id, format_.tokenizer()),
-                              std::move(echo), static_cast<std::size_t>(params->n)),
-      std::move(answer));
+  run_under(call, std::move(*structure), std::move(requests),
+            make_completions_writer(writer_options(call.request, *params, options_.model_id, format_.tokenizer()),
+                                    std::move(echo), static_cast<std::size_t>(params->n)),
+            std::move(answer));
 }
 
 }  // namespace fathom::server

@@ -24,6 +24,8 @@ class Server {
   static Result<std::unique_ptr<Server>> start(const text::ChatFormat& format, Generator& generator, ApiOptions api,
                                                HttpServer::Options http);
 
+  ~Server() { api_->stop_compiling(); }
+
   std::uint16_t port() const { return http_->port(); }
   // Takes no new work; what has begun goes on. After serve().
   void drain() { api_->drain(); }

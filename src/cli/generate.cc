@@ -55,9 +55,13 @@ Result<Turn> Generator::run(const Request& request) {
 
   Clock::time_point first = start;
   for (;;) {
-    FATHOM_ASSIGN(const engine::Sampled token,
-                  sampler_.sample(
-                      {.logits = logits_, .params = request.sampling, .history = &history_, .index = turn.generated}));
+    engine::SampleInput in{
+        .logits = logits_, .params = request.sampling, .history = &history_, .index = turn.generated};
+    if (request.constraint != nullptr) {
+      FATHOM_ASSIGN(in.allowed, request.constraint->allowed());
+    }
+    FATHOM_ASSIGN(const engine::Sampled token, sampler_.sample(in));
+    if (request.constraint != nullptr) request.constraint->accept(token.id);
     ++turn.generated;
     if (turn.generated == 1) {
       first = Clock::now();
@@ -69,7 +73,7 @@ Result<Turn> Generator::run(const Request& request) {
     pending_ = {token.id};
     last_id_ = token.id;
     if (request.sampling.uses_history()) history_.add_output(token.id);
-    if (keep == Keep::kStop) return turn;
+    if (keep == Keep::kStop || (request.constraint != nullptr && request.constraint->ended())) return turn;
     if (interrupted()) {
       clear_interrupt();
       turn.end = Turn::End::kInterrupted;
@@ -83,7 +87,12 @@ Result<Turn> Generator::run(const Request& request) {
       turn.end = Turn::End::kContextFull;
       return turn;
     }
-    Request step = {.ids = {}, .sampling = request.sampling, .max_tokens = 0, .on_token = {}, .on_prefill = {}};
+    Request step = {.ids = {},
+                    .sampling = request.sampling,
+                    .max_tokens = 0,
+                    .on_token = {},
+                    .on_prefill = {},
+                    .constraint = nullptr};
     FATHOM_TRY(compute(pending_, step));
     pending_.clear();
   }

@@ -8,6 +8,7 @@
 
 #include "base/result.h"
 #include "cache/sequence.h"
+#include "engine/request.h"
 #include "engine/sampler.h"
 #include "model/model.h"
 
@@ -45,6 +46,7 @@ class Generator {
     std::int32_t max_tokens = 0;
     std::function<Keep(std::int32_t id)> on_token;
     std::function<void(std::int32_t done, std::int32_t all)> on_prefill;
+    engine::Constraint* constraint = nullptr;  // of what is sampled; nullptr: none. It ends the turn where it ends
   };
   Result<Turn> run(const Request& request);
 

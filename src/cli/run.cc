@@ -18,6 +18,9 @@
 #include "cli/interrupt.h"
 #include "cli/line_editor.h"
 #include "cli/progress.h"
+#include "grammar/compiler.h"
+#include "grammar/constraint.h"
+#include "grammar/schema.h"
 #include "text/chat_format.h"
 #include "text/json_value.h"
 #include "text/render.h"
@@ -36,6 +39,8 @@ struct Options {
   bool has_prompt = false;
   std::string system;
   std::string tools;
+  std::string json_schema;
+  std::string regex;
   bool raw = false;
   bool thinking = false;
   bool show_thinking = false;
@@ -103,16 +108,55 @@ Result<Tools> read_tools(const std::string& path) {
   return tools;
 }
 
+// What answers must look like, of --json-schema and --regex.
+struct Form {
+  std::shared_ptr<const grammar::Program> program;  // nullptr: anything
+  std::optional<std::string> schema;                // as the prompt shows it
+};
+
+Result<Form> read_form(const Options& o, const text::ChatFormat& format, std::int32_t vocab) {
+  Form form;
+  if (o.json_schema.empty() && o.regex.empty()) return form;
+  grammar::Rules rules;
+  if (o.json_schema.empty()) {
+    FATHOM_ASSIGN(rules.content, grammar::regex_content(o.regex));
+  } else {
+    const bool given = o.json_schema.find_first_not_of(" \t\r\n") == o.json_schema.find('{');
+    std::string source = o.json_schema;
+    if (!given) {
+      FATHOM_ASSIGN(source, read_text_file(o.json_schema, kMaxSmallFile));
+    }
+    FATHOM_ASSIGN(const text::JsonValue json, text::parse_json_value(source, given ? "--json-schema" : o.json_schema));
+    const auto schema = grammar::prepare_schema(json, true);
+    if (!schema) {
+      const grammar::SchemaFault& f = schema.error();
+      return fail(Code::kInvalid, "--json-schema: {}{}{}", f.path, f.path.empty() ? "" : ": ", f.what);
+    }
+    rules.content.kind = grammar::Content::Kind::kJsonSchema;
+    FATHOM_TRY(text::append_json_text(schema->value, rules.content.source));
+    FATHOM_TRY(text::append_json_text(json, form.schema.emplace()));
+  }
+  grammar::Compiler compiler(format, vocab);
+  auto program = compiler.compile(rules);
+  if (!program) {
+    return fail(program.error().code, "{}: {}", o.regex.empty() ? "--json-schema" : "--regex", program.error().what);
+  }
+  form.program = std::move(*program);
+  return form;
+}
+
 // A conversation: what was said stays computed.
 class Conversation {
  public:
   Conversation(const Options& o, const text::ChatFormat& format, Generator generator, engine::SamplingParams sampling,
-               Tools tools)
+               Tools tools, Form form, std::int32_t vocab)
       : o_(o),
         format_(format),
         generator_(std::move(generator)),
         sampling_(std::move(sampling)),
         tools_(std::move(tools)),
+        form_(std::move(form)),
+        vocab_(vocab),
         thinking_(o.thinking) {}
 
   struct Answer {
@@ -129,6 +173,7 @@ class Conversation {
     AnswerView view(view_options);
     engine::SamplingParams sampling = sampling_;
     sampling.seed = engine::seed_of_choice(sampling_.seed, turns_);
+    FATHOM_ASSIGN(const auto constraint, make_constraint());
     std::optional<ProgressBar> progress(std::in_place, "prompt tokens", ProgressUnit::kCount);
     std::optional<Error> bad;
     const auto turn =
@@ -144,7 +189,8 @@ class Conversation {
                             [&](std::int32_t done, std::int32_t all) {
                               if (all > kStep)
                                 progress->update(static_cast<std::uint64_t>(done), static_cast<std::uint64_t>(all));
-                            }});
+                            },
+                        .constraint = constraint.get()});
     progress.reset();
     if (!turn) return tl::unexpected<Error>(turn.error());
     if (bad) return tl::unexpected<Error>(*bad);
@@ -187,6 +233,19 @@ class Conversation {
     return p;
   }
 
+  // nullptr: answers are free.
+  Result<std::unique_ptr<engine::Constraint>> make_constraint() const {
+    if (form_.program == nullptr) return std::unique_ptr<engine::Constraint>();
+    grammar::Plan plan{.program = form_.program};
+    if (parser_options().initial == text::ParserState::kReasoning) {
+      const text::ControlTokens& control = format_.control();
+      plan.begins_behind = control.think_close;
+      plan.not_before = {control.eos, control.bos, control.user, control.assistant, control.latest_reminder};
+      if (control.eot >= 0) plan.not_before.push_back(control.eot);
+    }
+    return grammar::make_constraint(std::move(plan), vocab_);
+  }
+
   Result<std::vector<std::int32_t>> prompt_ids(const std::string& words) const {
     if (o_.raw) {
       std::vector<std::int32_t> ids = format_.tokenizer().encode(words, text::Mode::kSpecial);
@@ -197,11 +256,12 @@ class Conversation {
     }
     if (generator_.length() > 0) return text::next_turn(format_, words, thinking_, generator_.last_id());
     std::vector<text::Message> messages;
-    if (!o_.system.empty() || !tools_.rendered.empty()) {
+    if (!o_.system.empty() || !tools_.rendered.empty() || form_.schema) {
       text::Message system;
       system.role = text::Role::kSystem;
       system.content = o_.system;
       system.tools = tools_.rendered;
+      system.response_format = form_.schema;
       messages.push_back(std::move(system));
     }
     text::Message user;
@@ -216,6 +276,8 @@ class Conversation {
   Generator generator_;
   engine::SamplingParams sampling_;
   Tools tools_;
+  Form form_;
+  std::int32_t vocab_;
   bool thinking_;
   std::int32_t turns_ = 0;
 };
@@ -304,8 +366,10 @@ Result<int> run(const Options& o) {
   FATHOM_ASSIGN(engine::SamplingParams sampling, sampling_of(o, folder, vocab));
   // Ids without a spelling cannot be shown, so they are not said.
   for (std::int32_t id = format.tokenizer().vocab_size(); id < vocab; ++id) sampling.banned.push_back(id);
+  FATHOM_ASSIGN(Form form, read_form(o, format, vocab));
   FATHOM_ASSIGN(Generator generator, Generator::create(*loaded.model));
-  Conversation conversation(o, format, std::move(generator), std::move(sampling), std::move(tools));
+  Conversation conversation(o, format, std::move(generator), std::move(sampling), std::move(tools), std::move(form),
+                            vocab);
   const ViewOptions view{
       .styled = ::isatty(STDOUT_FILENO) != 0 && !o.json, .thinking = o.show_thinking, .silent = o.json};
   catch_interrupts();
@@ -336,8 +400,13 @@ void add_run(CLI::App& app, ExitCode& exit) {
   auto* prompt =
       command->add_option("-p,--prompt", o->prompt, "say this, print the answer, leave (default: a conversation)");
   command->add_option("--system", o->system, "the system prompt");
-  command->add_option("--tools", o->tools, "JSON array of functions that the model may call; calls are shown")
-      ->type_name("FILE");
+  auto* tools =
+      command->add_option("--tools", o->tools, "JSON array of functions that the model may call; calls are shown")
+          ->type_name("FILE");
+  auto* schema = command->add_option("--json-schema", o->json_schema, "answers are JSON that follows this schema")
+                     ->type_name("FILE|JSON")
+                     ->excludes(tools);
+  command->add_option("--regex", o->regex, "answers match this expression")->excludes(tools)->excludes(schema);
   command->add_flag("--raw", o->raw, "no chat: the model continues the text (control tokens in it are recognised)");
   command->add_flag("--think,!--no-think", o->thinking, "think before answering");
   command->add_flag("--show-thinking", o->show_thinking, "print the thinking where output is no terminal");
@@ -361,6 +430,7 @@ void add_run(CLI::App& app, ExitCode& exit) {
       "Examples:\n"
       "  fathom run\n"
       "  fathom run -p 'Hello! Who are you?'\n"
+      "  fathom run -p 'Who are you?' --json-schema '{\"properties\": {\"name\": {\"type\": \"string\"}}}'\n"
       "  fathom run --raw -p 'Once upon a time' -n 100 --seed 7\n"
       "  fathom run /models/DeepSeek-V4-Flash --think --system 'Answer briefly.'\n"
       "  echo 'What is two plus three?' | fathom run --json");

@@ -38,6 +38,29 @@ TEST_F(Cli, RunSameSeedSameTextOnAnyThreadsAndBackend) {
   EXPECT_EQ(with("7", {"--temperature", "0"}), with("9", {"--top-k", "1"}));
 }
 
+TEST_F(Cli, RunFollowsASchemaOrAnExpression) {
+  const std::string schema = R"({"type": "object", "properties": {"city": {"type": "string", "maxLength": 12},
+      "people": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["city", "people"]})";
+  for (const char* seed : {"1", "2"}) {
+    for (const char* think : {"--think", "--no-think"}) {
+      const Outcome o = fathom({"run", "-p", "What is the capital of France?", "--temperature", "1.5", "--seed", seed,
+                                think, "--json-schema", schema, "--json", "-n", "400"});
+      ASSERT_EQ(o.code, 0) << o.err;
+      const auto answer = parse_json(o.out, "output");
+      ASSERT_TRUE(answer) << o.out;
+      if ((*answer)["finish_reason"] != "stop") continue;  // it would not stop thinking
+      const auto value = parse_json((*answer)["text"].get<std::string>(), "answer");
+      ASSERT_TRUE(value) << o.out;
+      EXPECT_TRUE((*value)["city"].is_string() && (*value)["people"].is_number_integer()) << o.out;
+    }
+  }
+  const Outcome regex = fathom({"run", "-p", "Hi", "--temperature", "1.5", "--regex", "(yes|no)!", "-q"});
+  EXPECT_THAT(regex.out, testing::AnyOf("yes!\n", "no!\n")) << regex.err;
+  EXPECT_THAT(fathom({"run", "-p", "Hi", "--regex", "(a"}).err, HasSubstr("--regex: "));
+  EXPECT_THAT(fathom({"run", "-p", "Hi", "--json-schema", R"({"properties": {"a": {"not": {}}}})"}).err,
+              HasSubstr("--json-schema: properties.a.not: "));
+}
+
 TEST_F(Cli, RunKeepsTheConversation) {
   const Outcome o =
       fathom({"run", "-i", "--temperature", "0"}, "My name is Tom.\nWhat is my name?\n/new\n/think\nWho are you?\n");

@@ -37,7 +37,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMaxExpandedBytes = std::size_t{2} << 20U;  // of a grammar in the library's own notation
 constexpr int kTrialTokens = 48;
-constexpr double kMostTrialMs = 250;  // for one token
+constexpr double kMostTrialMs = 100;  // for one token
 // Bytes that no text holds: the marker's spelling to the library, so that ordinary tokens cannot spell it.
 constexpr const char* kMarkerBytes = "\xFF\xFE";
 

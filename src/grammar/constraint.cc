@@ -12,7 +12,7 @@ namespace fathom::grammar {
 namespace {
 
 constexpr double kUsualMs = 20;        // that a token may take
-constexpr double kMostExtraMs = 3000;  // that all tokens of an answer may take beyond that
+constexpr double kMostExtraMs = 1000;  // that all tokens of an answer may take beyond that
 constexpr std::size_t kMostTakenBack = 16;
 
 class PlanConstraint final : public engine::Constraint {

@@ -14,6 +14,8 @@ namespace fathom::server {
 namespace {
 
 constexpr std::size_t kMaxPrompts = 64;
+constexpr std::int32_t kWorthRemembering =
+    64;  // tokens: to compute them again takes a CPU longer than a step of one token
 
 WriterOptions writer_options(const HttpRequest& request, const Params& p, const std::string& model_id,
                              const text::Tokenizer& tokenizer) {
@@ -47,7 +49,8 @@ text::ParserOptions parser_options(const text::ChatRequest& request, text::Parse
 }
 
 // Where other prompts are likely to part from this one: behind the first message, which holds system text and tools,
-// before the last one, and before <think>, in whose place the next turn has </think> where it drops the reasoning.
+// before the last one, and before <think>, in whose place the next turn has </think> where it drops the reasoning. That
+// costs a step more, which a short message is not worth.
 std::vector<std::int32_t> shared_ends(const text::EncodedPrompt& prompt, text::ParserState state) {
   std::vector<std::int32_t> ends;
   std::int32_t last = -1;
@@ -59,8 +62,8 @@ std::vector<std::int32_t> shared_ends(const text::EncodedPrompt& prompt, text::P
     ends.push_back(static_cast<std::int32_t>(span.begin));
   }
   const auto before_think = static_cast<std::int32_t>(prompt.ids.size()) - 1;
-  if (state == text::ParserState::kReasoning && (ends.empty() || ends.back() < before_think) && before_think > 0)
-    ends.push_back(before_think);
+  const std::int32_t last_message = before_think - (ends.empty() ? 0 : ends.back());
+  if (state == text::ParserState::kReasoning && last_message >= kWorthRemembering) ends.push_back(before_think);
   return ends;
 }
 

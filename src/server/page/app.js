@@ -15,6 +15,7 @@ const state = {
   here: store.fresh(),  // the conversation that is shown
   views: [],            // of its turns
   runs: new Map(),      // answers under way by the id of their conversation, see answerNext()
+  unanswered: null,     // the last message that could not be sent; asked again when the server is back
   context: 0,
   model: "",
 };
@@ -252,7 +253,9 @@ function fault(run, e) {
   run.message.fault = known ? e.message : `This page failed: ${e.message}`;
   if (!known) console.error(e);
   if (e.kind === "key") askKey(true);
-  if (e.kind === "loading" || e.kind === "network") watchHealth();
+  if (e.kind !== "loading" && e.kind !== "network") return;
+  if (!run.first) state.unanswered = run.message;
+  watchHealth();
 }
 
 function finish(run) {
@@ -386,7 +389,7 @@ async function watchHealth() {
   for (;;) {
     const h = await server.health();
     if (h.status === "ok") break;
-    if (h.status === "loading") tell("The model is being loaded. You can write already; this line goes away when it is ready.");
+    if (h.status === "loading") tell("The model is being loaded. What you send is answered when it is ready.");
     else if (h.status === "draining") tell("The server is shutting down and takes no new messages.", true);
     else if (h.status === "away") tell("The server cannot be reached. Start it again, or check the network; this page keeps trying.", true);
     else tell(`The server has failed and must be started again. ${h.reason ?? ""}`, true);
@@ -395,6 +398,8 @@ async function watchHealth() {
   watching = false;
   tell("");
   hail();
+  const last = state.here.messages.at(-1);
+  if (last && last === state.unanswered && !runHere()) retry();
 }
 
 function askKey(wrong) {

@@ -3,8 +3,12 @@
 //
 // The answer is what stands between the last "[[say" line of the prompt and "]]", control tokens spelled out. Without
 // one it is "</think>Nothing to say.". One thread a request: for tests.
+//
+// fathom_scripted_server PAUSE_MS: every answer goes on until its limit instead, a token each so many milliseconds. What
+// this takes of the processor is what the server adds to an engine (overhead.py).
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <filesystem>
 #include <string>
@@ -28,7 +32,7 @@ std::string script_of(const text::Tokenizer& tokenizer, const std::vector<std::i
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
@@ -37,7 +41,12 @@ int main() {
   const auto format = text::ChatFormat::load(std::filesystem::path(FATHOM_SOURCE_DIR) / "models/fathom-tiny");
   if (!format) return std::fprintf(stderr, "%s\n", format.error().what.c_str()), 1;
   server::ScriptedGenerator generator(format->tokenizer());
-  generator.say_by_prompt([&](const auto& prompt) { return script_of(format->tokenizer(), prompt); });
+  if (argc > 1) {
+    generator.say("</think>Once upon a time there was a little fox, and it said: \"I am hungry.\"\n", true);
+    generator.pause_between_tokens(std::atoi(argv[1]));
+  } else {
+    generator.say_by_prompt([&](const auto& prompt) { return script_of(format->tokenizer(), prompt); });
+  }
   server::ApiOptions api;
   api.model_id = "scripted";
   api.vocab = format->tokenizer().vocab_size();

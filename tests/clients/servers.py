@@ -69,6 +69,12 @@ class Server:
                     return int(line.split()[1]) / 1024
         raise RuntimeError("the server is gone")
 
+    def cpu_seconds(self):
+        """Of the processor, by all its threads so far."""
+        with open(f"/proc/{self.process.pid}/stat", encoding="ascii") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def stop(self, seconds=30):
         """SIGTERM; the exit status."""
         if self.process.poll() is None:
@@ -88,6 +94,6 @@ def serve(*options, env=None):
     return Server(BIN / "fathom", "serve", MODEL, "--port", "0", *options, env=env)
 
 
-def scripted():
+def scripted(*arguments):
     """The server over a generator that says what the prompt tells it to (scripted_server.cc)."""
-    return Server(BIN / "fathom_scripted_server")
+    return Server(BIN / "fathom_scripted_server", *arguments)

@@ -162,7 +162,7 @@ TEST_F(Cli, BenchMeasuresAndPlots) {
   ASSERT_EQ(j["rows"].size(), 5U);
   for (const Json& row : j["rows"]) EXPECT_GT(row["tokens_per_second"].get<double>(), 0);
   EXPECT_GT(j["rows"][1]["bytes_per_step"].get<double>(), 100'000);
-  EXPECT_GT(j["read_bandwidth"].get<double>(), 0);
+  EXPECT_GT(j["bandwidth"].get<double>(), 0);
   EXPECT_THAT(read(plot), HasSubstr("batch 2"));
   EXPECT_EQ(fathom({"bench", "--batch", "0"}).code, 2);
   EXPECT_EQ(fathom({"bench", "--serve", "--rates", "0"}).code, 2);

@@ -34,7 +34,7 @@ Result<std::unique_ptr<Core>> Core::create(Runner& runner, CoreOptions options) 
                 "the queue, the prompt tokens beside answers and the intervals of snapshots must be at least 1");
   }
   if (options.max_drafts < 0 || options.max_drafts > kMaxDrafts ||
-      (facts.drafts && options.max_drafts > runner.layout().rollback)) {
+      ((facts.drafts || facts.block_drafts > 0) && options.max_drafts > runner.layout().rollback)) {
     return fail(Code::kInvalid, "{} guesses a step; at most {} can be, and {} taken back", options.max_drafts,
                 kMaxDrafts, runner.layout().rollback);
   }

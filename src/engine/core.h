@@ -170,8 +170,12 @@ class Core {
   bool draft_pieces();
   bool guess_further(std::int32_t depth);
   bool take_guess(Answer& a, std::span<const float> logits);
+  void run_blocks();  // core_block.cc
+  bool guess_blocks(std::int32_t depth);
   std::byte* draft_row(std::int64_t row) const;
+  // With the MTP block, which follows the trunk; or with DSpark stages, whose windows the trunk keeps itself.
   bool drafting() const { return runner_.facts().drafts && options_.max_drafts > 0; }
+  bool stages() const { return runner_.facts().block_drafts > 0; }
 
   Runner& runner_;
   CoreOptions options_;
@@ -191,6 +195,7 @@ class Core {
   std::vector<model::Chunk> chunks_;
   std::vector<std::int32_t> ids_;        // of the chunks, one after another
   std::vector<std::int32_t> verifying_;  // guesses of the part that take_rows() is at
+  std::vector<std::int32_t> previous_;   // the tokens before the next guesses of blocks
   ops::Buffer draft_input_;              // streams gathered for the draft block
   std::int64_t draft_rows_ = 0;          // room in it
   std::int64_t now_us_ = 0;

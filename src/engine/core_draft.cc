@@ -52,6 +52,7 @@ bool Core::wants_guesses(const Part& p) const {
 }
 
 void Core::run_drafts() {
+  if (stages() && options_.max_drafts > 0) run_blocks();
   if (!drafting()) return;
   const std::int32_t depth = choose_depth();
   guessing_.clear();

@@ -200,7 +200,8 @@ void Core::settle(Part& part) {
   const std::int32_t length = part.start + part.kept;
   const auto ids =
       std::span(a.tokens).subspan(static_cast<std::size_t>(part.start), static_cast<std::size_t>(part.kept));
-  cache_->advance(*a.lane, ids, drafting() ? std::max(0, length - 1) : a.lane->reach().drafted);
+  const std::int32_t drafted = stages() ? length : drafting() ? std::max(0, length - 1) : a.lane->reach().drafted;
+  cache_->advance(*a.lane, ids, drafted);
   if (length < a.prompt && a.choice == 0) a.asked->reply.prompt_progress(length, a.prompt);
   const bool cut = std::binary_search(a.cuts.begin(), a.cuts.end(), length);
   if (cut && part.start < length) {

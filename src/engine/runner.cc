@@ -10,6 +10,7 @@ ModelRunner::ModelRunner(model::Model& model, std::string_view identity) : model
             .step_tokens = model.options().max_step_tokens,
             .logit_rows = model.options().max_logit_rows,
             .drafts = model.has_mtp(),
+            .block_drafts = model.block_size(),
             .draft_layers = c.draft.stages,
             .stream_width = std::int64_t{c.streams} * c.hidden,
             .identity = fmt::format("{}|{}|{} {}", identity, model.backend().name(), n.quantise ? "quantised" : "float",
@@ -22,6 +23,11 @@ Result<Mat<const float>> ModelRunner::to_host(Result<Mat<const float>> logits) {
   if (host_logits_.size() < n) host_logits_.resize(n);
   model_.backend().copy_out(host_logits_.data(), reinterpret_cast<const std::byte*>(logits->data), n * sizeof(float));
   return Mat<const float>{host_logits_.data(), logits->rows, logits->cols, logits->cols};
+}
+
+Result<Mat<const float>> ModelRunner::block_logits(std::int32_t i, std::span<const std::int32_t> previous) {
+  FATHOM_ASSIGN(const model::Model::BlockLogits block, model_.block_logits(i, previous));
+  return to_host(block.logits);
 }
 
 Result<Mat<const float>> ModelRunner::forward(std::span<const model::Chunk> chunks) {

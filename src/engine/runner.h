@@ -23,6 +23,7 @@ struct RunnerFacts {
   std::int32_t step_tokens = 0;   // of all chunks of a step
   std::int32_t logit_rows = 0;    // of a step
   bool drafts = false;            // there is a block that draft() runs
+  std::int32_t block_drafts = 0;  // or DSpark stages: the tokens of a block that draft_block() guesses; 0: none
   std::int32_t draft_layers = 0;  // of the layout, the last ones, whether or not draft() runs them
   std::int64_t stream_width = 0;  // floats of the streams of one token
   std::string identity;           // of model, numerics and backend: what remembered bytes depend on
@@ -44,9 +45,17 @@ class Runner {
   virtual Result<Mat<const float>> forward(std::span<const model::Chunk> chunks) = 0;
   virtual Result<Mat<const float>> draft(std::span<const model::Chunk> chunks, Mat<const float> streams) = 0;
   virtual Result<Mat<const float>> logits_of(Mat<const float> streams) = 0;
+  // As Model::draft_block and the logits of Model::block_logits, where there are DSpark stages.
+  virtual Result<> draft_block(std::span<const model::Chunk> /*anchors*/) { return no_stages(); }
+  virtual Result<Mat<const float>> block_logits(std::int32_t /*i*/, std::span<const std::int32_t> /*previous*/) {
+    return no_stages();
+  }
   // What the last forward() or draft() left, in the runner's memory.
   virtual Mat<const float> streams() const = 0;
   virtual Mat<const float> draft_streams() const = 0;
+
+ private:
+  static tl::unexpected<Error> no_stages() { return fail(Code::kInvalid, "this runner has no DSpark stages"); }
 };
 
 // Over a loaded model, which outlives it. identity: see RunnerFacts, without numerics and backend, which are added.
@@ -60,6 +69,8 @@ class ModelRunner final : public Runner {
   Result<Mat<const float>> forward(std::span<const model::Chunk> chunks) override;
   Result<Mat<const float>> draft(std::span<const model::Chunk> chunks, Mat<const float> streams) override;
   Result<Mat<const float>> logits_of(Mat<const float> streams) override;
+  Result<> draft_block(std::span<const model::Chunk> anchors) override { return model_.draft_block(anchors); }
+  Result<Mat<const float>> block_logits(std::int32_t i, std::span<const std::int32_t> previous) override;
   Mat<const float> streams() const override { return model_.streams(); }
   Mat<const float> draft_streams() const override { return model_.draft_streams(); }
 

@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <set>
 
+#include "base/thread_pool.h"
+#include "checkpoint/synthetic.h"
 #include "support/engine_world.h"
 #include "support/golden.h"
 
@@ -36,6 +38,10 @@ class WatchedRunner final : public engine::Runner {
     return inner_.draft(chunks, streams);
   }
   Result<Mat<const float>> logits_of(Mat<const float> streams) override { return inner_.logits_of(streams); }
+  Result<> draft_block(std::span<const model::Chunk> anchors) override { return inner_.draft_block(anchors); }
+  Result<Mat<const float>> block_logits(std::int32_t i, std::span<const std::int32_t> previous) override {
+    return inner_.block_logits(i, previous);
+  }
   Mat<const float> streams() const override { return inner_.streams(); }
   Mat<const float> draft_streams() const override { return inner_.draft_streams(); }
 
@@ -61,6 +67,7 @@ struct Answers {
   std::vector<std::vector<engine::Sampled>> tokens;
   engine::CoreStats stats;
   std::int32_t drafted = 0;
+  std::vector<std::int32_t> accepted;
 };
 Answers answers(engine::Runner& runner, const CoreOptions& options, const std::vector<Tokens>& prompts,
                 const std::function<void(std::size_t, Request&)>& shape) {
@@ -82,11 +89,13 @@ Answers answers(engine::Runner& runner, const CoreOptions& options, const std::v
     EXPECT_TRUE((*core)->submit(i, std::move(r)).has_value());
   }
   while ((*core)->requests() > 0) (*core)->step();
-  Answers a{.tokens = {}, .stats = (*core)->stats()};
+  Answers a;
+  a.stats = (*core)->stats();
   for (const auto& t : told) {
     EXPECT_TRUE(t->ok) << t->error.what;
     a.tokens.push_back(t->tokens[0]);
     a.drafted += t->outcome.drafted_tokens;
+    a.accepted.push_back(t->outcome.accepted_tokens);
   }
   return a;
 }
@@ -160,6 +169,44 @@ TEST(Guesses, AreTakenBackAtEveryPositionModulo4And128) {
   for (const std::int32_t p : back) modulo.insert(p % 128);
   for (std::int32_t m = 0; m < 128; ++m) EXPECT_TRUE(modulo.contains(m)) << m;
   EXPECT_GT(with.stats.speculation.accepted_at[1], 0U);
+}
+
+// A checkpoint with DSpark stages, of made-up weights: blocks of guesses change no answer, and a restored sequence
+// guesses what one that never stopped does.
+TEST(Guesses, DsparkBlocksChangeNoAnswerAndAreRestoredWithIt) {
+  ThreadPool pool(2);
+  auto checkpoint = checkpoint::synthesize(small_dspark(), pool);
+  ASSERT_TRUE(checkpoint.has_value()) << checkpoint.error().what;
+  const auto backend = make_backend("cpu");
+  auto model = model::Model::load(*checkpoint, *backend, {.max_step_tokens = 64, .max_logit_rows = 64, .rollback = 4});
+  ASSERT_TRUE(model.has_value()) << model.error().what;
+  engine::ModelRunner runner(**model, "dspark");
+  ASSERT_GE(runner.facts().block_drafts, 4);
+  ASSERT_FALSE(runner.facts().drafts);
+  std::vector<Tokens> prompts;
+  for (std::int32_t n : {1, 3, 20, 127, 128, 150, 20, 150}) {  // the last two are there already
+    Tokens t;
+    for (std::int32_t i = 0; i < n; ++i) t.push_back((i * 37 + n) % 150);
+    prompts.push_back(t);
+  }
+  const auto shape = [](std::size_t, Request& r) {
+    r.max_tokens = 24;
+    r.sampling.seed = r.prompt.size();
+    r.sampling.temperature = 1;
+    r.sampling.logit_bias = {{1, 40.0F}, {70, 40.0F}, {100, 40.0F}};
+    r.sampling.logprobs = true;
+  };
+  const Answers without = answers(runner, {.slots = 1, .max_drafts = 0}, prompts, shape);
+  const Answers with = answers(runner, {.slots = 1, .max_drafts = 4, .fixed_drafts = true}, prompts, shape);
+  const Answers together = answers(runner, {.slots = 8, .max_drafts = 4, .fixed_drafts = true}, prompts, shape);
+  EXPECT_EQ(with.tokens, without.tokens);
+  EXPECT_EQ(together.tokens, without.tokens);
+  EXPECT_LT(with.stats.steps, without.stats.steps);
+  EXPECT_GT(with.stats.speculation.verified_at[3], 5U);
+  EXPECT_GT(with.stats.speculation.accepted_at[1], 0U);
+  EXPECT_GT(with.stats.reused_tokens, 0U);
+  for (const auto& [first, again] : {std::pair{2U, 6U}, std::pair{5U, 7U}})
+    EXPECT_EQ(with.accepted[first], with.accepted[again]) << "prompt " << again;
 }
 
 // What is chosen with guesses is distributed as the model's own probabilities say, token after token: pairs of second

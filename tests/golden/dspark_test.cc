@@ -16,32 +16,6 @@ namespace {
 
 using Vec = std::vector<double>;
 
-checkpoint::SyntheticSpec small_dspark() {
-  checkpoint::ModelConfig c = checkpoint::published("v4-flash-0731")->config;
-  c.vocab = 160;
-  c.hidden = 128;
-  c.layers = 3;
-  c.heads = 2;
-  c.head_dim = 128;
-  c.rope_dim = 64;
-  c.q_rank = 128;
-  c.o_groups = 2;
-  c.o_rank = 64;
-  c.window = 16;
-  c.compress_ratios = {0, 4, 128};
-  c.index_heads = 2;
-  c.index_dim = 64;
-  c.index_topk = 8;
-  c.routed_experts = 4;
-  c.active_experts = 2;
-  c.expert_inner = 128;
-  c.hash_layers = 1;
-  c.draft.markov_rank = 32;
-  c.draft.noise_token = 159;
-  c.draft.target_layers = {0, 2};
-  return {.config = c, .storage = {}, .seed = 5};
-}
-
 // The plain implementation: one token's vectors at a time, weights widened whole.
 class Plain {
  public:

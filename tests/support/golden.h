@@ -8,6 +8,7 @@
 #include "cache/sequence.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/synthetic.h"
 #include "model/forward.h"
 #include "model/model.h"
 #include "ops/backend.h"
@@ -101,6 +102,9 @@ class BlockHarness {
  private:
   void prepare(std::int32_t n, std::span<const std::int32_t> token_ids);
 };
+
+// A checkpoint of made-up weights with DSpark stages, for synthesize().
+checkpoint::SyntheticSpec small_dspark();
 
 // max |a - b|; infinity where the sizes differ or exactly one side is NaN.
 double max_difference(std::span<const float> a, std::span<const float> b);

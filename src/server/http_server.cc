@@ -344,8 +344,11 @@ class Connection final : public Exchange, public std::enable_shared_from_this<Co
     if (unanswered && call) call();
   }
 
+  // Timers that still ran would keep this object, and its place among the connections, until they end.
   void close() {
     phase_ = Phase::kClosed;
+    patience_.cancel();
+    tick_.cancel();
     error_code ignored;
     stream_.socket().close(ignored);
   }

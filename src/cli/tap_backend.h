@@ -49,6 +49,12 @@ class TapBackend final : public ops::Backend {
     else to_.replay(key, step);
   }
 
+  void beside(const std::function<void()>& work) override {
+    if (tapping_) work();
+    else to_.beside(work);
+  }
+  void meet() override { to_.meet(); }
+
   void embed(const ops::Embed& op) override { keep("embed", bytes_of(op.x) * 2, op, &Backend::embed); }
   void linear(const ops::Linear& op) override {
     keep(linear_name(op), bytes_of(op.w) + bytes_of(op.x) + bytes_of(op.y), op, &Backend::linear);
@@ -63,6 +69,12 @@ class TapBackend final : public ops::Backend {
   }
   void hc_post(const ops::HcPost& op) override {
     keep("hc_post", bytes_of(op.streams) * 2 + bytes_of(op.y), op, &Backend::hc_post);
+  }
+  void hc_post_pre(const ops::HcPostPre& op) override {
+    keep("hc_post_pre",
+         bytes_of(op.post.streams) * 2 + bytes_of(op.post.y) + bytes_of(op.pre.x) +
+             24.0 * 4 * static_cast<double>(op.pre.streams.cols),
+         op, &Backend::hc_post_pre);
   }
   void hc_head(const ops::HcHead& op) override { keep("hc_head", bytes_of(op.streams), op, &Backend::hc_head); }
   void stream_mean(const ops::StreamMean& op) override {

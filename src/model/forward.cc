@@ -8,8 +8,10 @@ namespace fathom::model {
 void Forward::trunk() {
   b_.embed({.ids = batch_.ids, .table = ctx_.weights.embed, .streams = c_.streams, .x = a_.streams});
   rope_tables();
-  for (std::size_t l = 0; l < ctx_.weights.layers.size(); ++l) {
-    layer(ctx_.weights.layers[l], ctx_.layout.layers[l], a_.streams);
+  const auto& layers = ctx_.weights.layers;
+  for (std::size_t l = 0; l < layers.size(); ++l) {
+    const LayerTurn turn{.first = l == 0, .next = l + 1 < layers.size() ? &layers[l + 1] : nullptr};
+    layer(layers[l], ctx_.layout.layers[l], a_.streams, turn);
     tap(static_cast<std::int32_t>(l));
   }
   if (!ctx_.weights.dspark.stages.empty()) dspark_context(ctx_.weights.dspark);
@@ -38,7 +40,7 @@ void Forward::dspark_block(const DsparkWeights& w) {
   rope_tables();
   b_.embed({.ids = batch_.ids, .table = ctx_.weights.embed, .streams = c_.streams, .x = a_.draft_streams});
   for (std::size_t i = 0; i < w.stages.size(); ++i) {
-    layer(w.stages[i], stage_cache(i), a_.draft_streams, ops::Pattern::kDraftBlock);
+    layer(w.stages[i], stage_cache(i), a_.draft_streams, {}, ops::Pattern::kDraftBlock);
   }
 }
 
@@ -55,7 +57,7 @@ void Forward::mtp(const MtpWeights& w, std::int32_t layer_index) {
   const Mat<float> h_proj = mat(a_.h_proj.data, rows, c_.hidden);
   linear_q(mat(a_.h.data, rows, c_.hidden), w.h_proj, h_proj);
   b_.mtp_input({.e = a_.e_proj, .h = h_proj, .x = a_.draft_streams, .carrier = ctx_.numerics.carrier});
-  layer(w.layer, ctx_.layout.layers[static_cast<std::size_t>(layer_index)], a_.draft_streams);
+  layer(w.layer, ctx_.layout.layers[static_cast<std::size_t>(layer_index)], a_.draft_streams, {});
 }
 
 void Forward::rope_tables() {
@@ -64,33 +66,32 @@ void Forward::rope_tables() {
       {.positions = batch_.positions, .frequencies = ctx_.compressed_frequencies, .cos = a_.ccos, .sin = a_.csin});
 }
 
-void Forward::layer(const LayerWeights& w, const LayerCache& cache, Mat<float> streams, ops::Pattern pattern) {
+void Forward::layer(const LayerWeights& w, const LayerCache& cache, Mat<float> streams, LayerTurn turn,
+                    ops::Pattern pattern) {
   const auto pre = [&](const ops::HyperConnection& site, const float* norm) {
-    b_.hc_pre({.streams = streams,
-               .site = site,
-               .norm_weight = norm,
-               .x = a_.x,
-               .post = a_.post,
-               .comb = a_.comb,
-               .sinkhorn_iters = c_.sinkhorn_iters,
-               .norm_eps = c_.norm_eps,
-               .hc_eps = c_.hc_eps,
-               .carrier = ctx_.numerics.carrier});
+    return ops::HcPre{.streams = streams,
+                      .site = site,
+                      .norm_weight = norm,
+                      .x = a_.x,
+                      .post = a_.post,
+                      .comb = a_.comb,
+                      .sinkhorn_iters = c_.sinkhorn_iters,
+                      .norm_eps = c_.norm_eps,
+                      .hc_eps = c_.hc_eps,
+                      .carrier = ctx_.numerics.carrier};
   };
-  const auto post = [&] {
-    b_.hc_post({.y = a_.y,
-                .streams = streams,
-                .post = a_.post,
-                .comb = a_.comb,
-                .out = streams,
-                .carrier = ctx_.numerics.carrier});
-  };
-  pre(w.attn_hc, w.attn_norm);
+  const ops::HcPost post{.y = a_.y,
+                         .streams = streams,
+                         .post = a_.post,
+                         .comb = a_.comb,
+                         .out = streams,
+                         .carrier = ctx_.numerics.carrier};
+  if (turn.first) b_.hc_pre(pre(w.attn_hc, w.attn_norm));
   attention(w.attention, cache, pattern);
-  post();
-  pre(w.ffn_hc, w.ffn_norm);
+  b_.hc_post_pre({.post = post, .pre = pre(w.ffn_hc, w.ffn_norm)});
   moe(w.moe);
-  post();
+  if (turn.next != nullptr) b_.hc_post_pre({.post = post, .pre = pre(turn.next->attn_hc, turn.next->attn_norm)});
+  else b_.hc_post(post);
 }
 
 void Forward::attention(const AttentionWeights& w, const LayerCache& cache, ops::Pattern pattern) {
@@ -99,16 +100,19 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache, ops:
   const Mat<const float> cos = compressed ? a_.ccos : a_.cos;
   const Mat<const float> sin = compressed ? a_.csin : a_.sin;
 
+  // The queries, and beside them what becomes of the same input otherwise.
+  b_.beside([&] { window_entries(w, a_.x, cos, sin); });
+  if (compressed) {
+    b_.beside([&] { compress(w.compressor, cache.compressor, cache.entries, ops::EntryKind::kMain, a_.ckv, a_.cscore); });
+  }
+  if (cache.ratio == 4) b_.beside([&] { index_keys(w.indexer, cache); });
   linear_q(a_.x, w.wq_a, a_.qr);
   b_.rms_norm({.x = a_.qr, .w = w.q_norm, .y = a_.qr, .eps = c_.norm_eps, .carrier = carrier});
+  if (cache.ratio == 4) b_.beside([&] { index_queries(w.indexer); });
   linear_q(a_.qr, w.wq_b, a_.q);
   b_.query_heads({.q = a_.q, .heads = c_.heads, .cos = cos, .sin = sin, .eps = c_.norm_eps, .carrier = carrier});
-
-  window_entries(w, a_.x, cos, sin);
-  if (compressed) {
-    compress(w.compressor, cache.compressor, cache.entries, ops::EntryKind::kMain, a_.ckv, a_.cscore);
-  }
-  if (cache.ratio == 4) select_entries(w.indexer, cache);
+  b_.meet();
+  if (cache.ratio == 4) select_entries(cache);
 
   b_.sparse_attention({.q = a_.q,
                        .kv = a_.kv,
@@ -124,7 +128,9 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache, ops:
                        .sin = sin,
                        .out = a_.o,
                        .carrier = carrier});
-  if (pattern == ops::Pattern::kCausal) b_.store_window({.kv = a_.kv, .batch = batch_, .ring = cache.window});
+  if (pattern == ops::Pattern::kCausal) {
+    b_.beside([&] { b_.store_window({.kv = a_.kv, .batch = batch_, .ring = cache.window}); });
+  }
 
   // wo_a is the one quantised weight whose input is not (model.md 4.4).
   b_.linear({.x = a_.o,
@@ -135,6 +141,7 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache, ops:
              .x_carrier = carrier,
              .carrier = carrier});
   linear_q(a_.z, w.wo_b, a_.y);
+  b_.meet();
 }
 
 void Forward::window_entries(const AttentionWeights& w, Mat<const float> x, Mat<const float> cos,
@@ -149,8 +156,16 @@ void Forward::window_entries(const AttentionWeights& w, Mat<const float> x, Mat<
                      .carrier = ctx_.numerics.carrier});
 }
 
-void Forward::select_entries(const IndexerWeights& w, const LayerCache& cache) {
+void Forward::index_keys(const IndexerWeights& w, const LayerCache& cache) {
   compress(w.compressor, cache.index_compressor, cache.index_keys, ops::EntryKind::kIndex, a_.ikv, a_.iscore);
+  b_.linear({.x = a_.x,
+             .w = w.weights_proj,
+             .y = a_.iweights,
+             .x_carrier = ctx_.numerics.carrier,
+             .carrier = ctx_.numerics.carrier});
+}
+
+void Forward::index_queries(const IndexerWeights& w) {
   linear_q(a_.qr, w.wq_b, a_.iq);
   b_.index_query({.q = a_.iq,
                   .heads = c_.index_heads,
@@ -158,11 +173,9 @@ void Forward::select_entries(const IndexerWeights& w, const LayerCache& cache) {
                   .sin = a_.csin,
                   .quantise = ctx_.numerics.quantise,
                   .carrier = ctx_.numerics.carrier});
-  b_.linear({.x = a_.x,
-             .w = w.weights_proj,
-             .y = a_.iweights,
-             .x_carrier = ctx_.numerics.carrier,
-             .carrier = ctx_.numerics.carrier});
+}
+
+void Forward::select_entries(const LayerCache& cache) {
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c_.index_dim) * c_.index_heads));
   b_.index_select({.q = a_.iq,
                    .weights = a_.iweights,

@@ -22,6 +22,12 @@ struct ForwardContext {
   const float* compressed_frequencies = nullptr;  // [R/2] compressed layers
 };
 
+// A layer among others: what one leaves is mixed with what the next takes in (hc_post_pre).
+struct LayerTurn {
+  bool first = true;                   // false: the one before has mixed this one's input already
+  const LayerWeights* next = nullptr;  // whose input this one mixes, null: nobody's
+};
+
 class Forward {
  public:
   // `a` has one row per token of the batch; ids, positions and segments are filled in.
@@ -42,7 +48,7 @@ class Forward {
   // cos and sin of the batch's positions, for both tables. Part of whatever starts a step.
   void rope_tables();
   // One layer over `streams`, in place.
-  void layer(const LayerWeights& w, const LayerCache& cache, Mat<float> streams,
+  void layer(const LayerWeights& w, const LayerCache& cache, Mat<float> streams, LayerTurn turn = {},
              ops::Pattern pattern = ops::Pattern::kCausal);
   // Section 4: a.x to a.y. Sections 5 and 6 happen inside, for compressed layers. A draft block leaves its window
   // untouched.
@@ -67,7 +73,10 @@ class Forward {
   const LayerCache& stage_cache(std::size_t stage) const;
   void compress(const CompressorWeights& w, const ops::CompressorRing& ring, const ops::EntryPages& entries,
                 ops::EntryKind kind, Mat<float> kv, Mat<float> score);
-  void select_entries(const IndexerWeights& w, const LayerCache& cache);
+  // Section 6, in the three parts that become possible one after the other.
+  void index_keys(const IndexerWeights& w, const LayerCache& cache);
+  void index_queries(const IndexerWeights& w);
+  void select_entries(const LayerCache& cache);
 
   const checkpoint::ModelConfig& c_;
   const ForwardContext& ctx_;

@@ -74,12 +74,22 @@ class Backend {
     step();
   }
 
+  // Operations that `work` asks for may run at the same time as those asked for after it, up to the next meet(): none of
+  // them writes what the others read or write. They see all that was written before. `work` does not call beside().
+  // Host backends, which use all cores for one operation, run it at once.
+  virtual void beside(const std::function<void()>& work) { work(); }
+  virtual void meet() {}
+
   virtual void embed(const Embed& op) = 0;
   virtual void linear(const Linear& op) = 0;
   virtual void rms_norm(const RmsNorm& op) = 0;
   virtual void rope_table(const RopeTable& op) = 0;
   virtual void hc_pre(const HcPre& op) = 0;
   virtual void hc_post(const HcPost& op) = 0;
+  virtual void hc_post_pre(const HcPostPre& op) {
+    hc_post(op.post);
+    hc_pre(op.pre);
+  }
   virtual void hc_head(const HcHead& op) = 0;
   virtual void stream_mean(const StreamMean& op) = 0;
   virtual void query_heads(const QueryHeads& op) = 0;

@@ -306,6 +306,84 @@ TEST_F(Rows, HyperConnections) {
   }
 }
 
+// The two in one leave the same bytes as one after the other.
+TEST_F(Rows, HyperConnectionsFused) {
+  for (const std::int64_t d : {64, 1000, 4096}) {
+    for (const std::int64_t tokens : {0, 1, 7, 8, 33}) {
+      for (const Carrier carrier : {Carrier::kF32, Carrier::kBf16}) {
+        Site site(24, 4 * d);
+        const Twin<float> w(normal(d, 15));
+        const Twin<float> y(normal(tokens * d, 16, 1, carrier));
+        const auto run = [&](bool fused) {
+          const Twin<float> streams(normal(tokens * 4 * d, 14, 1, carrier));
+          const Twin<float> post(normal(tokens * 4, 20));
+          const Twin<float> comb(normal(tokens * 16, 21));
+          const auto x = Twin<float>::poisoned(tokens * d);
+          const ops::HcPost put{.y = y.on_device(tokens, d),
+                                .streams = streams.on_device(tokens, 4 * d),
+                                .post = post.on_device(tokens, 4),
+                                .comb = comb.on_device(tokens, 16),
+                                .out = streams.on_device(tokens, 4 * d),
+                                .carrier = carrier};
+          const ops::HcPre pre{.streams = put.out,
+                               .site = site.on_device(),
+                               .norm_weight = w.device(),
+                               .x = x.on_device(tokens, d),
+                               .post = post.on_device(tokens, 4),
+                               .comb = comb.on_device(tokens, 16),
+                               .sinkhorn_iters = 20,
+                               .norm_eps = 1e-6F,
+                               .hc_eps = 1e-6F,
+                               .carrier = carrier};
+          if (fused) {
+            device().hc_post_pre({.post = put, .pre = pre});
+          } else {
+            device().hc_post(put);
+            device().hc_pre(pre);
+          }
+          std::vector<float> all = streams.fetch();
+          for (const auto* part : {&x, &post, &comb}) {
+            const auto more = part->fetch();
+            all.insert(all.end(), more.begin(), more.end());
+          }
+          return all;
+        };
+        EXPECT_EQ(run(true), run(false)) << d << " " << tokens;
+      }
+    }
+  }
+}
+
+// What runs beside the trunk sees what was before it, and is seen after they meet; recorded or not.
+TEST_F(Rows, BranchesMeet) {
+  const std::int64_t d = 4096;
+  const std::int64_t tokens = 64;
+  const Twin<float> w(normal(d, 3));
+  const Twin<float> x(normal(tokens * d, 4));
+  std::vector<Twin<float>> rows;
+  for (int i = 0; i < 7; ++i) rows.push_back(Twin<float>::poisoned(tokens * d));
+  const auto norm = [&](const Twin<float>& from, const Twin<float>& to) {
+    device().rms_norm({.x = from.on_device(tokens, d), .w = w.device(), .y = to.on_device(tokens, d), .eps = 1e-6F});
+  };
+  const auto chain = [&] {
+    norm(x, rows[0]);
+    for (std::size_t i = 1; i < 6; ++i) device().beside([&, i] { norm(rows[0], rows[i]); });  // more than there are
+    norm(rows[0], rows[6]);
+    device().meet();
+    for (std::size_t i = 1; i < 6; ++i) norm(rows[i], rows[i]);
+  };
+  std::vector<float> first;
+  for (int turn = 0; turn < 4; ++turn) {
+    device().replay(0x7777, chain);
+    ASSERT_TRUE(device().finish());
+    const auto expected = rows[6].fetch();
+    norm(rows[6], rows[6]);
+    if (first.empty()) first = rows[6].fetch();
+    EXPECT_EQ(rows[6].fetch(), first);
+    for (std::size_t i = 1; i < 6; ++i) EXPECT_EQ(rows[i].fetch(), first) << i;
+  }
+}
+
 // A token's mixing does not depend on how many there are.
 TEST_F(Rows, HyperConnectionsOfATokenAreItsOwn) {
   const std::int64_t d = 4096;

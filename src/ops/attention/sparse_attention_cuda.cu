@@ -357,7 +357,7 @@ void run(Context& c, const SparseAttention& op) {
   for (std::int32_t t0 = 0; t0 < tokens; t0 += at_once) {
     const auto n = static_cast<unsigned>(std::min(at_once, tokens - t0));
     auto* partial =
-        reinterpret_cast<float*>(c.scratch.take(sizeof(float) * static_cast<std::size_t>(floats) * n, c.fault));
+        reinterpret_cast<float*>(c.scratch->take(sizeof(float) * static_cast<std::size_t>(floats) * n, c.fault));
     launch(c, "sparse_attention_parts", attend_parts, dim3(static_cast<unsigned>(sizes.parts), head_blocks, n),
            kThreads, Room::bytes(s), op, ring, pages, s, scale, t0, sizes, partial);
     launch(c, "sparse_attention_merge", attend_merge, dim3(static_cast<unsigned>(op.heads), n), kThreads, 0, op, s, t0,

@@ -25,16 +25,14 @@ class CudaBackend final : public Backend {
  public:
   CudaBackend(std::string name, bool replay) : name_(std::move(name)), replay_(replay) {}
   ~CudaBackend() override {
-    if (context_.stream == nullptr) return;
-    static_cast<void>(cudaStreamSynchronize(context_.stream));
-    cudaStreamDestroy(context_.stream);
+    if (context_.stream != nullptr) static_cast<void>(cudaStreamSynchronize(context_.stream));
   }
 
   Result<> open(const CudaOptions& options, int multiprocessors) {
     device_ = options.device;
     context_.multiprocessors = multiprocessors;
     context_.blame = options.blame;
-    if (const cudaError_t s = cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking); s != cudaSuccess) {
+    if (const cudaError_t s = context_.open(); s != cudaSuccess) {
       return fail(Code::kUnavailable, "CUDA device {} cannot be used: {}", options.device, cudaGetErrorString(s));
     }
     upload_.open(options.device, std::min(usable_cores(), kMostReaders));
@@ -105,12 +103,23 @@ class CudaBackend final : public Backend {
     }
   }
 
+  void beside(const std::function<void()>& work) override {
+    use_device();
+    settle();
+    context_.beside(work);
+  }
+  void meet() override {
+    use_device();
+    context_.meet();
+  }
+
   void embed(const Embed& op) override { launch(op); }
   void linear(const Linear& op) override { launch(op); }
   void rms_norm(const RmsNorm& op) override { launch(op); }
   void rope_table(const RopeTable& op) override { launch(op); }
   void hc_pre(const HcPre& op) override { launch(op); }
   void hc_post(const HcPost& op) override { launch(op); }
+  void hc_post_pre(const HcPostPre& op) override { launch(op); }
   void hc_head(const HcHead& op) override { launch(op); }
   void stream_mean(const StreamMean& op) override { launch(op); }
   void query_heads(const QueryHeads& op) override { launch(op); }

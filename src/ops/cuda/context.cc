@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+
 namespace fathom::ops::cuda {
 
 Scratch::~Scratch() {
@@ -27,6 +29,65 @@ std::byte* Scratch::take(std::size_t bytes, Fault& fault) {
     blocks_.push_back(block);
   }
   return static_cast<std::byte*>(blocks_.back());
+}
+
+namespace {
+
+cudaError_t open_branch(Branch& b) {
+  cudaError_t status = cudaStreamCreateWithFlags(&b.stream, cudaStreamNonBlocking);
+  for (cudaEvent_t* event : {&b.begin, &b.end}) {
+    if (status == cudaSuccess) status = cudaEventCreateWithFlags(event, cudaEventDisableTiming);
+  }
+  return status;
+}
+
+void close_branch(Branch& b) {
+  for (cudaEvent_t event : {b.begin, b.end}) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
+  if (b.stream == nullptr) return;
+  static_cast<void>(cudaStreamSynchronize(b.stream));
+  cudaStreamDestroy(b.stream);
+}
+
+}  // namespace
+
+cudaError_t Context::open() {
+  cudaError_t status = open_branch(trunk_);
+  for (Branch& b : branches_) {
+    if (status == cudaSuccess) status = open_branch(b);
+  }
+  stream = trunk_.stream;
+  scratch = &trunk_.scratch;
+  return status;
+}
+
+Context::~Context() {
+  for (Branch& b : branches_) close_branch(b);
+  close_branch(trunk_);
+}
+
+void Context::beside(const std::function<void()>& work) {
+  FATHOM_CHECK(stream == trunk_.stream, "branches leave the trunk");
+  if (used_ == branches_.size()) meet();
+  Branch& b = branches_[used_++];
+  if (!fault.set()) {
+    fault.note(cudaEventRecord(b.begin, stream), "beginning a branch");
+    fault.note(cudaStreamWaitEvent(b.stream, b.begin), "beginning a branch");
+  }
+  stream = b.stream;
+  scratch = &b.scratch;
+  work();
+  stream = trunk_.stream;
+  scratch = &trunk_.scratch;
+  if (!fault.set()) fault.note(cudaEventRecord(b.end, b.stream), "ending a branch");
+}
+
+void Context::meet() {
+  for (std::size_t i = 0; i < used_; ++i) {
+    if (!fault.set()) fault.note(cudaStreamWaitEvent(stream, branches_[i].end), "meeting a branch");
+  }
+  used_ = 0;
 }
 
 }  // namespace fathom::ops::cuda

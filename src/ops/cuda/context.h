@@ -3,8 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace fathom::ops::cuda {
@@ -47,14 +49,39 @@ class Scratch {
   std::size_t capacity_ = 0;  // of the last block
 };
 
-struct Context {
+// A stream of its own for work that may run beside other work, with scratch memory of its own.
+struct Branch {
   cudaStream_t stream = nullptr;
+  cudaEvent_t begin = nullptr;  // reached when what the branch needs is there
+  cudaEvent_t end = nullptr;    // reached when its work is done
   Scratch scratch;
+};
+
+struct Context {
+  Context() = default;
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+  ~Context();
+
+  // Error: what the driver says.
+  cudaError_t open();
+
+  // Backend::beside and meet.
+  void beside(const std::function<void()>& work);
+  void meet();
+
+  cudaStream_t stream = nullptr;  // where kernels go: the trunk's, within beside() the branch's
+  Scratch* scratch = nullptr;     // that stream's
   Fault fault;
   int multiprocessors = 1;
   bool blame = false;            // wait for every kernel, so that a fault is put down to the one that caused it
   std::uint64_t launches = 0;
   const char* last = "nothing";  // the kernel launched last
+
+ private:
+  Branch trunk_;
+  std::array<Branch, 4> branches_;
+  std::size_t used_ = 0;  // branches since the last meet()
 };
 
 }  // namespace fathom::ops::cuda

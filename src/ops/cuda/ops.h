@@ -25,6 +25,7 @@ void run(Context& c, const RmsNorm& op);
 void run(Context& c, const RopeTable& op);
 void run(Context& c, const HcPre& op);
 void run(Context& c, const HcPost& op);
+void run(Context& c, const HcPostPre& op);
 void run(Context& c, const HcHead& op);
 void run(Context& c, const StreamMean& op);
 void run(Context& c, const QueryHeads& op);

@@ -45,6 +45,13 @@ struct HcPost {
   Carrier carrier = Carrier::kF32;
 };
 
+// model.md 2.5: the HcPost of one site and the HcPre of the next in one. pre.streams is post.out; the same bytes as one
+// after the other.
+struct HcPostPre {
+  HcPost post;
+  HcPre pre;
+};
+
 // model.md 2.4: the streams weighed into one vector at the end of the trunk or of a draft module.
 // fn [C, C*d], base [C], scale [1]. y = RMSNorm of it where norm_weight is given.
 struct HcHead {

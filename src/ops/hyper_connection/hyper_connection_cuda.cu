@@ -7,8 +7,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kPieces = 4;                   // of 4 columns, that a lane has of a slice
-constexpr int kSlice = 4 * kPieces * kWarp;  // columns of one block of `mix`; sums are cut there whatever the batch
+constexpr int kSlice = 4 * kWarp;  // columns of every stream in a block of `mix`; sums are cut there whatever the batch
 constexpr int kMostStreams = 4;
 constexpr int kMostMixes = kMostStreams * (2 + kMostStreams);
 constexpr int kTokenThreads = 512;  // of the blocks that have one token
@@ -20,40 +19,79 @@ __device__ float dot4(float4 a, float4 b, float sum) {
   return fmaf(a.w, b.w, sum);
 }
 
+// What HcPost makes of four columns of all streams of token t; v holds them, and gets the result.
+__device__ void put_back(const HcPost& op, int n, std::int64_t t, std::int64_t i, float4 (&v)[kMostStreams]) {
+  const float* post = op.post.data + t * op.post.ld;
+  const float* comb = op.comb.data + t * op.comb.ld;
+  const auto y = *reinterpret_cast<const float4*>(op.y.data + t * op.y.ld + i);
+  float4 out[kMostStreams];
+#pragma unroll
+  for (int j = 0; j < kMostStreams; ++j) {
+    out[j] = {0, 0, 0, 0};
+    if (j >= n) continue;
+    float4 sum = {post[j] * y.x, post[j] * y.y, post[j] * y.z, post[j] * y.w};
+#pragma unroll
+    for (int c = 0; c < kMostStreams; ++c) {
+      if (c >= n) continue;
+      const float m = comb[c * n + j];
+      sum = {fmaf(m, v[c].x, sum.x), fmaf(m, v[c].y, sum.y), fmaf(m, v[c].z, sum.z), fmaf(m, v[c].w, sum.w)};
+    }
+    out[j] = {carry_to(sum.x, op.carrier), carry_to(sum.y, op.carrier), carry_to(sum.z, op.carrier),
+              carry_to(sum.w, op.carrier)};
+  }
+#pragma unroll
+  for (int j = 0; j < kMostStreams; ++j) v[j] = out[j];
+}
+
 // Sums over one slice of the streams: fn v for each of n rows of fn, and v v after them. partial [T, slices, n + 1].
-// A warp has every kWarps-th row; kTokens tokens share what it reads of fn.
-template <int kTokens>
-__global__ void __launch_bounds__(kThreads) mix(Mat<const float> streams, const float* fn, int n, float* partial) {
+// A warp has every kWarps-th row; kTokens tokens share what it reads of fn. kPutBack: the streams are first what `put`
+// makes of them, and are left so.
+template <int kTokens, bool kPutBack>
+__global__ void __launch_bounds__(kThreads)
+    mix(Mat<const float> streams, int n_streams, const float* fn, int n, HcPost put, float* partial) {
   const std::int64_t width = streams.cols;
-  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kSlice + threadIdx.x % kWarp * 4;
+  const std::int64_t d = width / n_streams;
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kSlice + threadIdx.x % kWarp * 4;
   const std::int64_t t0 = static_cast<std::int64_t>(blockIdx.y) * kTokens;
-  float4 v[kTokens][kPieces];
+  const Mat<const float>& before = kPutBack ? put.streams : streams;
+  float4 v[kTokens][kMostStreams];
 #pragma unroll
   for (int k = 0; k < kTokens; ++k) {
 #pragma unroll
-    for (int j = 0; j < kPieces; ++j) {
-      const std::int64_t i = first + 4 * kWarp * j;
-      v[k][j] = {0, 0, 0, 0};
-      if (i < width && t0 + k < streams.rows)
-        v[k][j] = *reinterpret_cast<const float4*>(streams.data + (t0 + k) * streams.ld + i);
+    for (int c = 0; c < kMostStreams; ++c) {
+      v[k][c] = {0, 0, 0, 0};
+      if (i < d && c < n_streams && t0 + k < streams.rows)
+        v[k][c] = *reinterpret_cast<const float4*>(before.data + (t0 + k) * before.ld + c * d + i);
+    }
+  }
+  if constexpr (kPutBack) {
+    __syncthreads();  // every warp has read what the first now writes
+#pragma unroll
+    for (int k = 0; k < kTokens; ++k) {
+      if (i >= d || t0 + k >= streams.rows) continue;
+      put_back(put, n_streams, t0 + k, i, v[k]);
+#pragma unroll
+      for (int c = 0; c < kMostStreams; ++c) {
+        if (c < n_streams && threadIdx.x < kWarp)
+          *reinterpret_cast<float4*>(put.out.data + (t0 + k) * put.out.ld + c * d + i) = v[k][c];
+      }
     }
   }
 #pragma unroll
   for (int turn = 0; turn < (kMostMixes + kWarps) / kWarps; ++turn) {
     const int row = static_cast<int>(threadIdx.x) / kWarp + turn * kWarps;
     if (row > n) break;
-    float4 f[kPieces];
+    float4 f[kMostStreams];
 #pragma unroll
-    for (int j = 0; j < kPieces; ++j) {
-      const std::int64_t i = first + 4 * kWarp * j;
-      f[j] = {0, 0, 0, 0};
-      if (i < width && row < n) f[j] = *reinterpret_cast<const float4*>(fn + row * width + i);
+    for (int c = 0; c < kMostStreams; ++c) {
+      f[c] = {0, 0, 0, 0};
+      if (i < d && c < n_streams && row < n) f[c] = *reinterpret_cast<const float4*>(fn + row * width + c * d + i);
     }
 #pragma unroll
     for (int k = 0; k < kTokens; ++k) {
       float sum = 0;
 #pragma unroll
-      for (int j = 0; j < kPieces; ++j) sum = dot4(row < n ? f[j] : v[k][j], v[k][j], sum);
+      for (int c = 0; c < kMostStreams; ++c) sum = dot4(row < n ? f[c] : v[k][c], v[k][c], sum);
       sum = warp_sum(sum);
       if (threadIdx.x % kWarp == 0 && t0 + k < streams.rows) {
         partial[((t0 + k) * gridDim.x + blockIdx.x) * (n + 1) + row] = sum;
@@ -193,33 +231,39 @@ __global__ void stream_mean(Mat<const float> streams, Mat<float> y, int n, Carri
   }
 }
 
-// Launches the sums over slices; returns the scratch that holds them.
-const float* run_mix(Context& c, Mat<const float> streams, const float* fn, int n, int slices) {
+// The sums over slices, in scratch memory.
+struct Mixed {
+  const float* partial;
+  int slices;
+};
+
+// Launches them. put: what is done to the streams first, or null.
+Mixed run_mix(Context& c, Mat<const float> streams, int n_streams, const float* fn, int n, const HcPost* put) {
+  FATHOM_CHECK(1 <= n_streams && n_streams <= kMostStreams && streams.cols % (4 * n_streams) == 0 &&
+                   streams.ld % 4 == 0,
+               "up to 4 streams in pieces of 4 columns");
+  const int slices = ceil_div(streams.cols / n_streams, kSlice);
   auto* partial = reinterpret_cast<float*>(
-      c.scratch.take(sizeof(float) * static_cast<std::size_t>(streams.rows * slices * (n + 1)), c.fault));
+      c.scratch->take(sizeof(float) * static_cast<std::size_t>(streams.rows * slices * (n + 1)), c.fault));
   constexpr int kMany = 4;
-  const auto blocks = static_cast<unsigned>(slices);
-  if (streams.rows < 2 * kMany) {
-    launch(c, "hc_mix", mix<1>, dim3(blocks, static_cast<unsigned>(streams.rows)), kThreads, 0, streams, fn, n,
-           partial);
-  } else {
-    launch(c, "hc_mix", mix<kMany>, dim3(blocks, static_cast<unsigned>(ceil_div(streams.rows, kMany))), kThreads, 0,
-           streams, fn, n, partial);
-  }
-  return partial;
+  const int tokens = streams.rows < 2 * kMany ? 1 : kMany;
+  const auto go = [&](auto kernel) {
+    launch(c, put == nullptr ? "hc_mix" : "hc_post_mix", kernel,
+           dim3(static_cast<unsigned>(slices), static_cast<unsigned>(ceil_div(streams.rows, tokens))), kThreads, 0,
+           streams, n_streams, fn, n, put == nullptr ? HcPost{} : *put, partial);
+  };
+  if (put == nullptr) tokens == 1 ? go(mix<1, false>) : go(mix<kMany, false>);
+  else tokens == 1 ? go(mix<1, true>) : go(mix<kMany, true>);
+  return {partial, slices};
 }
 
-}  // namespace
-
-void run(Context& c, const HcPre& op) {
+void run_pre(Context& c, const HcPre& op, const HcPost* put) {
   const auto streams = static_cast<int>(op.post.cols);
   FATHOM_CHECK(op.streams.cols == streams * op.x.cols && op.comb.cols == streams * streams, "C streams of d");
-  FATHOM_CHECK(op.streams.cols % 4 == 0 && op.streams.ld % 4 == 0, "streams in pieces of 4 columns");
-  const int slices = ceil_div(op.streams.cols, kSlice);
-  const float* partial = run_mix(c, op.streams, op.site.fn, streams * (2 + streams), slices);
+  const Mixed mixed = run_mix(c, op.streams, streams, op.site.fn, streams * (2 + streams), put);
   const auto go = [&](auto kernel) {
     launch(c, "hc_pre", kernel, dim3(static_cast<unsigned>(op.streams.rows)), kTokenThreads,
-           sizeof(float) * static_cast<std::size_t>(op.x.cols), op, partial, slices);
+           sizeof(float) * static_cast<std::size_t>(op.x.cols), op, mixed.partial, mixed.slices);
   };
   switch (streams) {
     case 1: go(pre<1>); return;
@@ -229,15 +273,25 @@ void run(Context& c, const HcPre& op) {
   }
 }
 
+}  // namespace
+
+void run(Context& c, const HcPre& op) { run_pre(c, op, nullptr); }
+
+void run(Context& c, const HcPostPre& op) {
+  const HcPost& post = op.post;
+  FATHOM_CHECK(post.out.data == op.pre.streams.data && post.out.ld == op.pre.streams.ld, "the streams put back");
+  FATHOM_CHECK(post.y.ld % 4 == 0 && post.streams.ld % 4 == 0, "rows in pieces of 4 columns");
+  const auto streams = static_cast<int>(post.post.cols);
+  FATHOM_CHECK(post.out.cols == streams * post.y.cols && post.streams.cols == post.out.cols, "C streams of d");
+  run_pre(c, op.pre, &post);
+}
+
 void run(Context& c, const HcHead& op) {
   const auto streams = static_cast<int>(op.streams.cols / op.y.cols);
   FATHOM_CHECK(op.streams.cols == streams * op.y.cols, "C streams of d");
-  FATHOM_CHECK(1 <= streams && streams <= kMostStreams, "up to 4 streams");
-  FATHOM_CHECK(op.streams.cols % 4 == 0 && op.streams.ld % 4 == 0, "streams in pieces of 4 columns");
-  const int slices = ceil_div(op.streams.cols, kSlice);
-  const float* partial = run_mix(c, op.streams, op.site.fn, streams, slices);
+  const Mixed mixed = run_mix(c, op.streams, streams, op.site.fn, streams, nullptr);
   launch(c, "hc_head", head, dim3(static_cast<unsigned>(op.streams.rows)), kTokenThreads,
-         sizeof(float) * static_cast<std::size_t>(op.y.cols), op, partial, slices, streams);
+         sizeof(float) * static_cast<std::size_t>(op.y.cols), op, mixed.partial, mixed.slices, streams);
 }
 
 void run(Context& c, const StreamMean& op) {

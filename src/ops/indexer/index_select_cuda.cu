@@ -208,7 +208,7 @@ void run(Context& c, const IndexSelect& op) {
     const auto n = static_cast<unsigned>(std::min(tokens, op.batch.tokens - t0));
     float* scores = nullptr;
     if (stride > op.selected.cols) {
-      scores = reinterpret_cast<float*>(c.scratch.take(sizeof(float) * static_cast<std::size_t>(stride) * n, c.fault));
+      scores = reinterpret_cast<float*>(c.scratch->take(sizeof(float) * static_cast<std::size_t>(stride) * n, c.fault));
       launch(c, "index_scores", index_scores, dim3(static_cast<unsigned>(ceil_div(stride, kEntries)), n), kScoreThreads,
              shared, op, DevicePages(op.keys), dim, t0, scores, stride);
     }

@@ -10,7 +10,7 @@ void run(Context& c, const Linear& op) {
   if (op.x.rows == 0) return;
   Values values = op.x_carrier == Carrier::kBf16 ? Values::kBf16 : Values::kF32;
   if (op.quantise_x) values = Values::kQuantise;
-  std::byte* memory = c.scratch.take(planes_bytes(op.x.rows * op.groups, op.w.cols, values), c.fault);
+  std::byte* memory = c.scratch->take(planes_bytes(op.x.rows * op.groups, op.w.cols, values), c.fault);
   const Planes x =
       make_planes(c, {.x = op.x, .groups = op.groups, .values = values, .order = order_for(op.w), .memory = memory});
   run_matmul(c, "linear",

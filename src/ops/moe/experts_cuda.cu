@@ -154,7 +154,7 @@ void run(Context& c, const Experts& op) {
   const int at_once = tokens_an_item(op.routed_like.w1, tokens * k / std::max(op.n_routed, 1));
   const std::int64_t most_items = std::min<std::int64_t>(tokens * k, op.n_routed + tokens * k / at_once);
   const Room room(tokens, k, d, inner, most_items, routed, shared);
-  std::byte* const base = c.scratch.take(room.pieces.bytes(), c.fault);
+  std::byte* const base = c.scratch->take(room.pieces.bytes(), c.fault);
   const Plan plan{.list = reinterpret_cast<std::int32_t*>(base + room.list),
                   .weights = reinterpret_cast<float*>(base + room.weights),
                   .place = reinterpret_cast<std::int32_t*>(base + room.place),
@@ -182,6 +182,18 @@ void run(Context& c, const Experts& op) {
 
   const Mat<float> z = mat(reinterpret_cast<float*>(base + room.z), tokens * k + tokens, inner);
   const Mat<float> results = mat(reinterpret_cast<float*>(base + room.results), tokens * k + tokens, d);
+  // The shared expert beside the routed ones.
+  c.beside([&] {
+    run_matmul(c, "shared_gate",
+               {.w = op.shared.w1,
+                .w3 = op.shared.w3,
+                .part = Part::kGate,
+                .x = x.shared,
+                .rows = tokens,
+                .swiglu_limit = op.swiglu_limit,
+                .y = z.slice(tokens * k, tokens),
+                .carrier = op.carrier});
+  });
   run_matmul(c, "experts_gate",
              {.w = op.routed_like.w1,
               .table = op.routed,
@@ -196,15 +208,7 @@ void run(Context& c, const Experts& op) {
               .swiglu_limit = op.swiglu_limit,
               .y = z.slice(0, tokens * k),
               .carrier = op.carrier});
-  run_matmul(c, "shared_gate",
-             {.w = op.shared.w1,
-              .w3 = op.shared.w3,
-              .part = Part::kGate,
-              .x = x.shared,
-              .rows = tokens,
-              .swiglu_limit = op.swiglu_limit,
-              .y = z.slice(tokens * k, tokens),
-              .carrier = op.carrier});
+  c.meet();
 
   Inputs h;
   const Order down_order = order_for(op.routed_like.w2);
@@ -225,6 +229,15 @@ void run(Context& c, const Experts& op) {
                                .order = shared_down_order,
                                .memory = base + room.z_shared});
   }
+  c.beside([&] {
+    run_matmul(c, "shared_down",
+               {.w = op.shared.w2,
+                .part = Part::kDown,
+                .x = h.shared,
+                .rows = tokens,
+                .y = results.slice(tokens * k, tokens),
+                .carrier = op.carrier});
+  });
   run_matmul(c, "experts_down",
              {.w = op.routed_like.w2,
               .table = op.routed,
@@ -236,13 +249,7 @@ void run(Context& c, const Experts& op) {
               .tokens_an_item = at_once,
               .y = results.slice(0, tokens * k),
               .carrier = op.carrier});
-  run_matmul(c, "shared_down",
-             {.w = op.shared.w2,
-              .part = Part::kDown,
-              .x = h.shared,
-              .rows = tokens,
-              .y = results.slice(tokens * k, tokens),
-              .carrier = op.carrier});
+  c.meet();
   launch(c, "experts_sum", sum_experts,
          dim3(static_cast<unsigned>(ceil_div(d, kSumThreads)), static_cast<unsigned>(tokens)), kSumThreads, 0,
          static_cast<const float*>(results.data), static_cast<const std::int32_t*>(plan.place), static_cast<int>(k),

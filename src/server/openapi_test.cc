@@ -1,7 +1,7 @@
 // /openapi.json says what the server does. http-api.md; scripts/clients.sh fuzzes the server by it.
 #include <algorithm>
-#include <regex>
 #include <set>
+#include <string>
 
 #include "server/server_fixture.h"
 
@@ -9,6 +9,13 @@ namespace fathom::server {
 namespace {
 
 using Endpoints = std::set<std::pair<std::string, std::string>>;
+
+// "/v1/models/{id}" as "/v1/models/{}".
+std::string without_names(std::string path) {
+  for (auto at = path.find('{'); at != std::string::npos; at = path.find('{', at + 1))
+    path.erase(at + 1, path.find('}', at) - at - 1);
+  return path;
+}
 
 TEST_F(ServerTest, OpenapiNamesEveryRouteAndNoOther) {
   start();
@@ -23,7 +30,7 @@ TEST_F(ServerTest, OpenapiNamesEveryRouteAndNoOther) {
     for (const auto& [method, operation] : methods.items()) {
       std::string upper = method;
       std::transform(upper.begin(), upper.end(), upper.begin(), [](unsigned char c) { return std::toupper(c); });
-      written.emplace(upper, std::regex_replace(path, std::regex("\\{[^}]*\\}"), "{}"));
+      written.emplace(upper, without_names(path));
     }
   }
   const auto routed = Api::endpoints();

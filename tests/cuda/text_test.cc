@@ -72,7 +72,7 @@ void expect_ties(ops::Numerics host, ops::Numerics device, float margin) {
 TEST(Text, OfFloatNumericsIsTheCpus) { expect_ties(ops::kFloat, ops::kFloat, 1e-3F); }
 
 // What users run on either: the roundings of one are not those of the other, so logits differ by some tenths.
-TEST(Text, OfOfficialNumericsDivergesAtNearTiesAlone) { expect_ties(ops::kOfficial, ops::kOfficialBf16, 0.5F); }
+TEST(Text, OfOfficialNumericsDivergesAtNearTiesAlone) { expect_ties(ops::kOfficial, ops::kOfficialBf16, 0.7F); }
 
 }  // namespace
 }  // namespace fathom::testing

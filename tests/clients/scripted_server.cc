@@ -4,8 +4,8 @@
 // The answer is what stands between the last "[[say" line of the prompt and "]]", control tokens spelled out. Without
 // one it is "</think>Nothing to say.". One thread a request: for tests.
 //
-// fathom_scripted_server PAUSE_MS: every answer goes on until its limit instead, a token each so many milliseconds. What
-// this takes of the processor is what the server adds to an engine (overhead.py).
+// fathom_scripted_server PAUSE_MS: every answer goes on until its limit instead, a token each so many milliseconds.
+// What this takes of the processor is what the server adds to an engine (overhead.py).
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>

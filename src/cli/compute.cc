@@ -93,6 +93,8 @@ Result<LoadedModel> load_model(checkpoint::Checkpoint checkpoint, std::unique_pt
   ProgressBar bar("loading", ProgressUnit::kBytes);
   FATHOM_ASSIGN(m.model, model::Model::load(m.checkpoint, *m.backend, options,
                                             [&bar](std::uint64_t done, std::uint64_t all) { bar.update(done, all); }));
+  // Loading may take minutes; what a device holds now is what was checked only if nobody wrote to the files meanwhile.
+  FATHOM_TRY(m.checkpoint.check_unchanged());
   return m;
 }
 

@@ -12,6 +12,7 @@ case "${1-}" in
   -h | --help) usage; exit 0 ;;
 esac
 [ $# -gt 0 ] || set -- -p "Tell me a story about a fox." -n 200
-fathom=$(scripts/build.sh)
+scripts/deps.sh
+build release fathom  # without the CUDA backend, whose kernels take minutes to compile
 { printf '== fathom run'; printf ' %q' "$@"; echo; } >&2
-exec "$fathom" run "$@"
+FATHOM_DEVICE=${FATHOM_DEVICE:-cpu} exec build/release/bin/fathom run "$@"

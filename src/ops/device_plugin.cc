@@ -20,8 +20,7 @@ Result<std::filesystem::path> find_library() {
     if (std::filesystem::exists(place, error)) return place;
   }
   return fail(Code::kUnavailable,
-              "the CUDA backend is not installed: neither {} nor {} exists (it is built where nvcc is found)",
-              places[0].string(), places[1].string());
+              "the CUDA backend is not installed: no {} beside the program (it is built where nvcc is found)", kLibrary);
 }
 
 }  // namespace

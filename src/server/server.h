@@ -24,7 +24,9 @@ class Server {
   static Result<std::unique_ptr<Server>> start(const text::ChatFormat& format, Generator& generator, ApiOptions api,
                                                HttpServer::Options http);
 
-  ~Server() { api_->stop_compiling(); }
+  ~Server() {
+    if (api_ != nullptr) api_->stop_compiling();  // null where it never served: a port was taken, a model did not load
+  }
 
   std::uint16_t port() const { return http_->port(); }
   // Takes no new work; what has begun goes on. After serve().

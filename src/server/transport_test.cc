@@ -313,6 +313,22 @@ TEST_F(ServerTest, LetsAnAllowedOriginIn) {
   EXPECT_EQ(get("/health", "Origin: http://b.example\r\n").header("access-control-allow-origin"), "");
 }
 
+// A server that never came to serve ends as well: the port was taken, or no model could be loaded for it.
+TEST(ServerListen, ATakenPortIsAnErrorAndWaitingEnds) {
+  HttpServer::Options http;
+  http.port = 0;
+  auto first = Server::listen(http);
+  ASSERT_TRUE(first) << first.error().what;
+  EXPECT_EQ(fetch((*first)->port(), "GET", "/health").status, 503);
+  http.port = (*first)->port();
+  const auto second = Server::listen(http);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, Code::kUnavailable);
+  EXPECT_NE(second.error().what.find(fmt::format("port {}", http.port)), std::string::npos) << second.error().what;
+  *first = nullptr;
+  EXPECT_TRUE(Server::listen(http));
+}
+
 TEST_F(ServerTest, BoundsItsConnections) {
   http.limits.connections = 3;
   http.limits.header_seconds = 100'000;  // no connection is counted until that is over

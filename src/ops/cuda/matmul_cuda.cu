@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "ops/cuda/matmul.cuh"
+#include "ops/cuda/matmul_common.cuh"
 
 namespace fathom::ops::cuda {
 namespace {

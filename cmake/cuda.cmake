@@ -1,5 +1,6 @@
 # The CUDA backend is a plug-in, libfathom_cuda.so: built where nvcc is found, and never linked by anything.
 #   FATHOM_CUDA=AUTO|ON|OFF   AUTO skips it, with a message, where there is no nvcc, and under sanitizers and clang-tidy
+#   CMAKE_CUDA_ARCHITECTURES  whose machine code, to build for one GPU only
 #   FATHOM_CUDA_ALL=ON        machine code for every generation from sm_80 on, and PTX for newer ones, as releases have
 set(FATHOM_CUDA AUTO CACHE STRING "Build the CUDA backend: AUTO, ON or OFF")
 set_property(CACHE FATHOM_CUDA PROPERTY STRINGS AUTO ON OFF)
@@ -15,7 +16,7 @@ elseif(FATHOM_CUDA)
     set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
     if(FATHOM_CUDA_ALL)
       set(CMAKE_CUDA_ARCHITECTURES 80-real 89-real 90a-real 100-real 120)
-    else()
+    elseif(NOT CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real)
     endif()
     enable_language(CUDA)

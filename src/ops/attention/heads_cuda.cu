@@ -10,6 +10,7 @@ constexpr int kWarps = kThreads / kWarp;
 
 // One warp a head; a lane keeps to its own pairs, so nothing is shared.
 __global__ void query_heads(QueryHeads op, int dim) {
+  await_previous();
   const std::int64_t head = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
   const std::int64_t t = head / op.heads;
   if (t >= op.q.rows) return;
@@ -32,6 +33,7 @@ __global__ void query_heads(QueryHeads op, int dim) {
 
 // One block a token.
 __global__ void window_entries(WindowEntries op) {
+  await_previous();
   extern __shared__ float row[];
   const auto dim = static_cast<int>(op.kv.cols);
   const auto n = static_cast<int>(op.cos.cols);

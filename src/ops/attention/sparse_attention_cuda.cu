@@ -235,6 +235,7 @@ __device__ State fresh(const SparseAttention& op, int h) { return {h < op.heads 
 // One block does all parts of its heads.
 __global__ void __launch_bounds__(kThreads)
     attend_token(SparseAttention op, DeviceRing ring, DevicePages pages, Shape s, float scale) {
+  await_previous();
   extern __shared__ float4 shared4[];
   const Room room(reinterpret_cast<float*>(shared4), s);
   const std::int64_t t = blockIdx.y;
@@ -265,6 +266,7 @@ struct PartSizes {
 __global__ void __launch_bounds__(kThreads)
     attend_parts(SparseAttention op, DeviceRing ring, DevicePages pages, Shape s, float scale, int t0, PartSizes sizes,
                  float* partial) {
+  await_previous();
   extern __shared__ float4 shared4[];
   const Room room(reinterpret_cast<float*>(shared4), s);
   const std::int64_t t = t0 + static_cast<std::int64_t>(blockIdx.z);
@@ -287,6 +289,7 @@ __global__ void __launch_bounds__(kThreads)
 // One block a token and head.
 __global__ void __launch_bounds__(kThreads)
     attend_merge(SparseAttention op, Shape s, int t0, PartSizes sizes, float* partial) {
+  await_previous();
   const std::int64_t t = t0 + static_cast<std::int64_t>(blockIdx.y);
   const int h = static_cast<int>(blockIdx.x);
   const Visible visible(op, op.batch.segments[op.batch.segment_of[t]], t);
@@ -314,6 +317,7 @@ __global__ void __launch_bounds__(kThreads)
 // One warp a token: its row into its ring, unless a later token of the step takes the same place.
 constexpr int kStoreThreads = 128;
 __global__ void store_window(StoreWindow op, DeviceRing ring) {
+  await_previous();
   const std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * (kStoreThreads / kWarp) + threadIdx.x / kWarp;
   if (t >= op.batch.tokens) return;
   const Segment s = op.batch.segments[op.batch.segment_of[t]];

@@ -82,6 +82,7 @@ __device__ float pool(const Row* rows, int n, int c) {
 
 // One block a token; those that end a window make its entry.
 __global__ void make_entries(Compress op, DevicePages pages) {
+  await_previous();
   extern __shared__ float entry[];
   __shared__ float cos[kMostAngles];
   __shared__ float sin[kMostAngles];
@@ -120,6 +121,7 @@ __global__ void make_entries(Compress op, DevicePages pages) {
 // One block a token: the bias goes into the scores, and the rows that later entries need into the ring. After
 // make_entries, which may still read the ring's older rows.
 __global__ void keep_rows(Compress op) {
+  await_previous();
   const std::int64_t t = blockIdx.x;
   const int position = op.batch.positions[t];
   const Segment s = op.batch.segments[op.batch.segment_of[t]];

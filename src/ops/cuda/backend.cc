@@ -28,9 +28,11 @@ class CudaBackend final : public Backend {
     if (context_.stream != nullptr) static_cast<void>(cudaStreamSynchronize(context_.stream));
   }
 
-  Result<> open(const CudaOptions& options, int multiprocessors) {
+  Result<> open(const CudaOptions& options, const cudaDeviceProp& device) {
     device_ = options.device;
-    context_.multiprocessors = multiprocessors;
+    context_.multiprocessors = device.multiProcessorCount;
+    context_.capability = 10 * device.major + device.minor;
+    context_.early_launch = device.major >= 9;
     context_.blame = options.blame;
     if (const cudaError_t s = context_.open(); s != cudaSuccess) {
       return fail(Code::kUnavailable, "CUDA device {} cannot be used: {}", options.device, cudaGetErrorString(s));
@@ -65,6 +67,7 @@ class CudaBackend final : public Backend {
     use_device();
     settle();
     if (context_.fault.set()) return;
+    context_.follows_kernel = false;
     context_.fault.note(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, context_.stream),
                         "copying on the device");
   }
@@ -207,7 +210,7 @@ Result<std::unique_ptr<Backend>> open(const CudaOptions& options) {
   FATHOM_ASSIGN(const cudaDeviceProp device, find_device(options.device));
   auto backend =
       std::make_unique<CudaBackend>(fmt::format("cuda:{} ({})", options.device, device.name), options.replay);
-  FATHOM_TRY(backend->open(options, device.multiProcessorCount));
+  FATHOM_TRY(backend->open(options, device));
   return backend;
 }
 

@@ -75,15 +75,19 @@ void Context::beside(const std::function<void()>& work) {
     fault.note(cudaEventRecord(b.begin, stream), "beginning a branch");
     fault.note(cudaStreamWaitEvent(b.stream, b.begin), "beginning a branch");
   }
+  const bool trunk_follows = follows_kernel;
+  follows_kernel = false;
   stream = b.stream;
   scratch = &b.scratch;
   work();
+  follows_kernel = trunk_follows;
   stream = trunk_.stream;
   scratch = &trunk_.scratch;
   if (!fault.set()) fault.note(cudaEventRecord(b.end, b.stream), "ending a branch");
 }
 
 void Context::meet() {
+  if (used_ > 0) follows_kernel = false;
   for (std::size_t i = 0; i < used_; ++i) {
     if (!fault.set()) fault.note(cudaStreamWaitEvent(stream, branches_[i].end), "meeting a branch");
   }

@@ -26,6 +26,7 @@ void Graphs::run(std::uint64_t key, const std::function<void()>& step, Context& 
     fault.note(cudaStreamBeginCapture(context.stream, cudaStreamCaptureModeThreadLocal), "recording a step");
     if (fault.set()) return;
     const bool blame = context.blame;
+    context.follows_kernel = false;
     context.blame = false;  // what is recorded does not run, so there is nothing to wait for
     const std::uint64_t before = context.launches;
     step();
@@ -39,6 +40,7 @@ void Graphs::run(std::uint64_t key, const std::function<void()>& step, Context& 
     if (fault.set()) return;
   }
   context.last = "a recorded step";
+  context.follows_kernel = false;
   context.launches += entry.launches;
   fault.note(cudaGraphLaunch(entry.graph, context.stream), "a recorded step");
 }

@@ -13,6 +13,25 @@ namespace fathom::ops::cuda {
 
 inline int ceil_div(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
+// A kernel may begin while the one before it in its stream still runs (programmatic dependent launch, sm_90 on). Every
+// kernel calls await_previous() before it touches memory that another kernel reads or writes; before that it may read
+// weights, which no kernel writes: then it calls allow_next(), which lets the next kernel come that far, and
+// await_results(), which is the wait itself.
+__device__ inline void allow_next() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ inline void await_results() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ inline void await_previous() {
+  allow_next();
+  await_results();
+}
+
 // Launches `kernel` on the context's stream. A grid without blocks is legal and does nothing. `shared` is dynamic
 // shared memory in bytes.
 template <class... Parameters, class... Arguments>
@@ -28,8 +47,18 @@ void launch(Context& c, const char* name, void (*kernel)(Parameters...), dim3 gr
   }
   c.last = name;
   ++c.launches;
-  kernel<<<grid, threads, shared, c.stream>>>(static_cast<Parameters>(arguments)...);
-  c.fault.note(cudaGetLastError(), name);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t how{};
+  how.gridDim = grid;
+  how.blockDim = dim3(static_cast<unsigned>(threads));
+  how.dynamicSmemBytes = shared;
+  how.stream = c.stream;
+  how.attrs = &early;
+  how.numAttrs = c.follows_kernel && c.early_launch ? 1 : 0;
+  c.fault.note(cudaLaunchKernelEx(&how, kernel, static_cast<Parameters>(arguments)...), name);
+  c.follows_kernel = true;
   if (c.blame && !c.fault.set()) c.fault.note(cudaStreamSynchronize(c.stream), name);
 }
 

@@ -7,6 +7,7 @@ namespace {
 
 // One warp a block of 128 values of a row; a lane has 4 of them.
 __global__ void make(PlanesOf op, Planes to) {
+  await_previous();
   const std::int64_t cols = op.x.cols / op.groups;
   const std::int64_t blocks = to.row_stride / kBlock;
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kMatmulWarps + threadIdx.x / kWarp;

@@ -22,6 +22,7 @@ constexpr int stream_blocks() {
 
 template <Format F, bool kGate, int kTokenGroups>
 __global__ void __launch_bounds__(kMatmulThreads, stream_blocks<F, kGate, kTokenGroups>()) stream(Job job) {
+  await_previous();
   constexpr int kMatrices = kGate ? 2 : 1;
   constexpr int kDepth = stream_depth<F, kGate>();
   constexpr int kResults = kMatrices * kTokenGroups * 4;
@@ -77,8 +78,8 @@ __global__ void __launch_bounds__(kMatmulThreads, stream_blocks<F, kGate, kToken
               x0[n] = x1[n] = uint4{0, 0, 0, 0};
               if (x[n] != nullptr) {
                 const auto* from = reinterpret_cast<const uint4*>(x[n] + p * job.x.plane_stride + b * kBlock + 64 * c);
-                x0[n] = __ldg(from);
-                x1[n] = __ldg(from + 1);
+                x0[n] = from[0];
+                x1[n] = from[1];
               }
             }
 #pragma unroll

@@ -25,6 +25,7 @@ __device__ inline void copy_async16(void* shared, const void* global, bool valid
 
 template <Format F, bool kGate>
 __global__ void __launch_bounds__(kMatmulThreads) tile(Job job) {
+  await_previous();
   extern __shared__ uint4 tile_shared[];
   auto* staged = reinterpret_cast<std::uint16_t*>(tile_shared);
   auto* totals = reinterpret_cast<float*>(staged + 2 * kTileStage);  // [kTileResults][kMatmulThreads]

@@ -75,6 +75,7 @@ void Pool::give_back(std::byte* memory, std::size_t rounded) {
 Result<Buffer> Pool::allocate(std::size_t bytes, Context& context) {
   const std::size_t rounded = rounded_up(bytes);
   FATHOM_ASSIGN(std::byte* const memory, take(rounded));
+  context.follows_kernel = false;
   context.fault.note(cudaMemsetAsync(memory, 0, rounded, context.stream), "clearing memory");
   return Buffer(memory, [this, rounded](std::byte* m) { give_back(m, rounded); });
 }
@@ -108,6 +109,7 @@ Result<> Staging::open() {
 }
 
 void Staging::copy_in(std::byte* to, const void* from, std::size_t bytes, Context& context) {
+  context.follows_kernel = false;
   for (std::size_t at = 0; at < bytes && !context.fault.set(); at += kBytes) {
     const std::size_t n = std::min(kBytes, bytes - at);
     const Part& part = parts_[turn_++ % parts_.size()];
@@ -120,6 +122,7 @@ void Staging::copy_in(std::byte* to, const void* from, std::size_t bytes, Contex
 }
 
 void Staging::copy_out(void* to, const std::byte* from, std::size_t bytes, Context& context) {
+  context.follows_kernel = false;
   for (std::size_t at = 0; at < bytes; at += kBytes) {
     const std::size_t n = std::min(kBytes, bytes - at);
     const Part& part = parts_[turn_++ % parts_.size()];

@@ -9,6 +9,7 @@ constexpr int kThreads = 256;
 
 // One block a token and stream.
 __global__ void mtp_input(Mat<const float> e, Mat<const float> h, Mat<float> x, int streams, Carrier carrier) {
+  await_previous();
   const std::int64_t t = blockIdx.x / streams;
   const std::int64_t c = blockIdx.x % streams;
   for (std::int64_t i = threadIdx.x; i < e.cols; i += kThreads) {

@@ -49,6 +49,7 @@ __device__ void put_back(const HcPost& op, int n, std::int64_t t, std::int64_t i
 template <int kTokens, bool kPutBack>
 __global__ void __launch_bounds__(kThreads)
     mix(Mat<const float> streams, int n_streams, const float* fn, int n, HcPost put, float* partial) {
+  await_previous();
   const std::int64_t width = streams.cols;
   const std::int64_t d = width / n_streams;
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kSlice + threadIdx.x % kWarp * 4;
@@ -170,6 +171,7 @@ __device__ float sinkhorn(float logit, int iters, float eps) {
 // One block a token: the mixing numbers made into weights, the streams weighed into x.
 template <int n>
 __global__ void __launch_bounds__(kTokenThreads) pre(HcPre op, const float* partial, int slices) {
+  await_previous();
   extern __shared__ float row[];
   constexpr int kMixes = n * (2 + n);
   __shared__ float m[kMixes];
@@ -192,6 +194,7 @@ __global__ void __launch_bounds__(kTokenThreads) pre(HcPre op, const float* part
 }
 
 __global__ void __launch_bounds__(kTokenThreads) head(HcHead op, const float* partial, int slices, int n) {
+  await_previous();
   extern __shared__ float row[];
   __shared__ float m[kMostMixes];
   __shared__ float weights[kMostStreams];
@@ -205,6 +208,7 @@ __global__ void __launch_bounds__(kTokenThreads) head(HcHead op, const float* pa
 
 // A thread owns one column of all streams, so out may be streams.
 __global__ void post(HcPost op) {
+  await_previous();
   const int n = static_cast<int>(op.post.cols);
   const std::int64_t t = blockIdx.y;
   const std::int64_t d = op.y.cols;
@@ -223,6 +227,7 @@ __global__ void post(HcPost op) {
 }
 
 __global__ void stream_mean(Mat<const float> streams, Mat<float> y, int n, Carrier carrier) {
+  await_previous();
   const std::int64_t t = blockIdx.x;
   for (std::int64_t i = threadIdx.x; i < y.cols; i += kThreads) {
     float sum = 0;

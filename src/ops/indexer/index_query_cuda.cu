@@ -10,6 +10,7 @@ constexpr int kWarps = kThreads / kWarp;
 
 // One warp a head, in its own part of shared memory.
 __global__ void index_query(IndexQuery op, int dim) {
+  await_previous();
   extern __shared__ float rows[];
   const std::int64_t head = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
   const std::int64_t t = head / op.heads;

@@ -27,6 +27,7 @@ __device__ float dot4(float4 a, float4 b, float sum) {
 // scores [tokens of this launch, stride]; t0: its first token.
 __global__ void __launch_bounds__(kScoreThreads)
     index_scores(IndexSelect op, DevicePages keys, int dim, int t0, float* scores, std::int64_t stride) {
+  await_previous();
   extern __shared__ float4 shared4[];
   auto* q = reinterpret_cast<float*>(shared4);
   const int row = dim + kPad;
@@ -148,6 +149,7 @@ __device__ Border find_border(const float* scores, int n, int k) {
 
 __global__ void __launch_bounds__(kSelectThreads)
     index_select(IndexSelect op, int ratio, int t0, const float* scores, std::int64_t stride) {
+  await_previous();
   const std::int64_t t = t0 + static_cast<std::int64_t>(blockIdx.x);
   const int exist = existing(op.batch.positions[t], ratio);
   const auto most = static_cast<int>(op.selected.cols);

@@ -10,6 +10,7 @@ constexpr int kThreads = 256;
 // One block a token.
 __global__ void embed(const std::int32_t* ids, const void* table, bool bf16, std::int64_t d, int streams,
                       Mat<float> x) {
+  await_previous();
   const std::int64_t t = blockIdx.x;
   const std::int64_t row = ids[t] * d;
   for (std::int64_t i = threadIdx.x; i < d; i += kThreads) {

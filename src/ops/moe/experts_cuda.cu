@@ -25,6 +25,7 @@ struct Plan {
 constexpr int kFewChoices = 256;
 __global__ void __launch_bounds__(kFewChoices)
     make_small_plan(Mat<const std::int32_t> experts, Mat<const float> weights, int tokens_an_item, Plan plan) {
+  await_previous();
   __shared__ int chosen[kFewChoices];
   __shared__ bool begins[kFewChoices];  // whether the choice is the first of an item
   const auto k = static_cast<int>(experts.cols);
@@ -58,6 +59,7 @@ __global__ void __launch_bounds__(kFewChoices)
 // time.
 __global__ void __launch_bounds__(kPlanThreads)
     make_plan(Mat<const std::int32_t> experts, Mat<const float> weights, int n_experts, int tokens_an_item, Plan plan) {
+  await_previous();
   __shared__ int first[kMostExperts];  // counts, then where the expert's choices begin
   __shared__ int item[kMostExperts];
   const auto k = static_cast<int>(experts.cols);
@@ -95,6 +97,7 @@ __global__ void __launch_bounds__(kPlanThreads)
 
 // y[t] = the routed results in order of the experts, then the shared one. results [T*k + T, d]: sorted choices, tokens.
 __global__ void sum_experts(const float* results, const std::int32_t* place, int k, Mat<float> y, Carrier carrier) {
+  await_previous();
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
   const std::int64_t t = blockIdx.y;
   if (i >= y.cols) return;

@@ -37,6 +37,7 @@ __device__ Candidate best_of_lane(const float* score, int n_experts, std::uint32
 
 // One warp a token.
 __global__ void route(Route op, int n_experts, int k) {
+  await_previous();
   __shared__ float sigma[kMostExperts];
   __shared__ float score[kMostExperts];
   __shared__ int chosen[kMostActive];

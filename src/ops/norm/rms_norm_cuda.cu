@@ -9,6 +9,7 @@ constexpr int kThreads = 256;
 
 // One block a row. A thread reads again only what it alone writes, so y may be x.
 __global__ void rms_norm(Mat<const float> x, const float* w, Mat<float> y, float eps, Carrier carrier) {
+  await_previous();
   const float* in = x.data + blockIdx.x * x.ld;
   float* out = y.data + blockIdx.x * y.ld;
   const int n = static_cast<int>(x.cols);

@@ -8,6 +8,7 @@ constexpr int kThreads = 128;
 
 // One thread a position and frequency. The angle is an f32 product; its sine and cosine are rounded from double.
 __global__ void rope_table(const std::int32_t* positions, const float* frequencies, Mat<float> cos, Mat<float> sin) {
+  await_previous();
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const std::int64_t t = i / cos.cols;
   const std::int64_t j = i % cos.cols;

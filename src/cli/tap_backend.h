@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,6 +59,19 @@ class TapBackend final : public ops::Backend {
   void embed(const ops::Embed& op) override { keep("embed", bytes_of(op.x) * 2, op, &Backend::embed); }
   void linear(const ops::Linear& op) override {
     keep(linear_name(op), bytes_of(op.w) + bytes_of(op.x) + bytes_of(op.y), op, &Backend::linear);
+  }
+  void linears(std::span<const ops::Linear> all) override {
+    double bytes = 0;
+    std::int64_t rows = 0;
+    for (const ops::Linear& op : all) {
+      bytes += bytes_of(op.w) + bytes_of(op.y) + (&op == all.data() ? bytes_of(op.x) : 0.0);
+      rows += op.w.rows;
+    }
+    if (tapping_) {
+      taken_.push_back({fmt::format("{} linears [{}, {}]", all.size(), rows, all.front().w.cols), bytes,
+                        [ops = std::vector(all.begin(), all.end())](Backend& b) { b.linears(ops); }});
+    }
+    to_.linears(all);
   }
   void rms_norm(const ops::RmsNorm& op) override { keep("rms_norm", bytes_of(op.x) * 2, op, &Backend::rms_norm); }
   void rope_table(const ops::RopeTable& op) override {

@@ -1,6 +1,7 @@
 #include "model/forward.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace fathom::model {
@@ -28,10 +29,11 @@ void Forward::tap(std::int32_t l) {
 }
 
 void Forward::dspark_context(const DsparkWeights& w) {
-  linear_q(a_.taps, w.main_proj, a_.main);
+  b_.linear(linear_q(a_.taps, w.main_proj, a_.main));
   b_.rms_norm({.x = a_.main, .w = w.main_norm, .y = a_.main, .eps = c_.norm_eps, .carrier = ctx_.numerics.carrier});
   for (std::size_t i = 0; i < w.stages.size(); ++i) {
-    window_entries(w.stages[i].attention, a_.main, a_.cos, a_.sin);
+    b_.linear(linear_q(a_.main, w.stages[i].attention.wkv, a_.kv));
+    window_entries(w.stages[i].attention, a_.cos, a_.sin);
     b_.store_window({.kv = a_.kv, .batch = batch_, .ring = stage_cache(i).window});
   }
 }
@@ -52,10 +54,10 @@ void Forward::mtp(const MtpWeights& w, std::int32_t layer_index) {
   rope_tables();
   b_.embed({.ids = batch_.ids, .table = ctx_.weights.embed, .streams = 1, .x = a_.e});
   b_.rms_norm({.x = a_.e, .w = w.enorm, .y = a_.e, .eps = c_.norm_eps, .carrier = ctx_.numerics.carrier});
-  linear_q(a_.e, w.e_proj, a_.e_proj);
+  b_.linear(linear_q(a_.e, w.e_proj, a_.e_proj));
   const std::int64_t rows = a_.h.rows * c_.streams;
   const Mat<float> h_proj = mat(a_.h_proj.data, rows, c_.hidden);
-  linear_q(mat(a_.h.data, rows, c_.hidden), w.h_proj, h_proj);
+  b_.linear(linear_q(mat(a_.h.data, rows, c_.hidden), w.h_proj, h_proj));
   b_.mtp_input({.e = a_.e_proj, .h = h_proj, .x = a_.draft_streams, .carrier = ctx_.numerics.carrier});
   layer(w.layer, ctx_.layout.layers[static_cast<std::size_t>(layer_index)], a_.draft_streams, {});
 }
@@ -100,18 +102,19 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache, ops:
   const Mat<const float> cos = compressed ? a_.ccos : a_.cos;
   const Mat<const float> sin = compressed ? a_.csin : a_.sin;
 
-  // The queries, and beside them what becomes of the same input otherwise.
-  b_.beside([&] { window_entries(w, a_.x, cos, sin); });
-  if (compressed) {
-    b_.beside([&] { compress(w.compressor, cache.compressor, cache.entries, ops::EntryKind::kMain, a_.ckv, a_.cscore); });
-  }
-  if (cache.ratio == 4) b_.beside([&] { index_keys(w.indexer, cache); });
-  linear_q(a_.x, w.wq_a, a_.qr);
+  project(w, cache);
   b_.rms_norm({.x = a_.qr, .w = w.q_norm, .y = a_.qr, .eps = c_.norm_eps, .carrier = carrier});
-  if (cache.ratio == 4) b_.beside([&] { index_queries(w.indexer); });
-  linear_q(a_.qr, w.wq_b, a_.q);
+  window_entries(w, cos, sin);
+  if (compressed) compress(w.compressor, cache.compressor, cache.entries, ops::EntryKind::kMain, a_.ckv, a_.cscore);
+  if (cache.ratio == 4) {
+    const IndexerWeights& i = w.indexer;
+    compress(i.compressor, cache.index_compressor, cache.index_keys, ops::EntryKind::kIndex, a_.ikv, a_.iscore);
+    b_.linears(std::array{linear_q(a_.qr, w.wq_b, a_.q), linear_q(a_.qr, i.wq_b, a_.iq)});
+    index_queries();
+  } else {
+    b_.linear(linear_q(a_.qr, w.wq_b, a_.q));
+  }
   b_.query_heads({.q = a_.q, .heads = c_.heads, .cos = cos, .sin = sin, .eps = c_.norm_eps, .carrier = carrier});
-  b_.meet();
   if (cache.ratio == 4) select_entries(cache);
 
   b_.sparse_attention({.q = a_.q,
@@ -128,9 +131,7 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache, ops:
                        .sin = sin,
                        .out = a_.o,
                        .carrier = carrier});
-  if (pattern == ops::Pattern::kCausal) {
-    b_.beside([&] { b_.store_window({.kv = a_.kv, .batch = batch_, .ring = cache.window}); });
-  }
+  if (pattern == ops::Pattern::kCausal) b_.store_window({.kv = a_.kv, .batch = batch_, .ring = cache.window});
 
   // wo_a is the one quantised weight whose input is not (model.md 4.4).
   b_.linear({.x = a_.o,
@@ -140,13 +141,29 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache, ops:
              .quantise_x = false,
              .x_carrier = carrier,
              .carrier = carrier});
-  linear_q(a_.z, w.wo_b, a_.y);
-  b_.meet();
+  b_.linear(linear_q(a_.z, w.wo_b, a_.y));
 }
 
-void Forward::window_entries(const AttentionWeights& w, Mat<const float> x, Mat<const float> cos,
-                             Mat<const float> sin) {
-  linear_q(x, w.wkv, a_.kv);
+void Forward::project(const AttentionWeights& w, const LayerCache& cache) {
+  std::array<ops::Linear, 7> all;
+  std::size_t n = 0;
+  all[n++] = linear_q(a_.x, w.wq_a, a_.qr);
+  all[n++] = linear_q(a_.x, w.wkv, a_.kv);
+  const auto compressor = [&](const CompressorWeights& of, const ops::CompressorRing& ring, const Mat<float>& kv,
+                              const Mat<float>& score) {
+    all[n++] = linear_f32(a_.x, of.wkv, mat(kv.data, kv.rows, ring.width));
+    all[n++] = linear_f32(a_.x, of.wgate, mat(score.data, score.rows, ring.width));
+  };
+  if (cache.ratio != 0) compressor(w.compressor, cache.compressor, a_.ckv, a_.cscore);
+  if (cache.ratio == 4) {
+    compressor(w.indexer.compressor, cache.index_compressor, a_.ikv, a_.iscore);
+    all[n] = linear_f32(a_.x, w.indexer.weights_proj, a_.iweights);
+    all[n++].carrier = ctx_.numerics.carrier;
+  }
+  b_.linears(std::span(all).first(n));
+}
+
+void Forward::window_entries(const AttentionWeights& w, Mat<const float> cos, Mat<const float> sin) {
   b_.window_entries({.kv = a_.kv,
                      .norm_weight = w.kv_norm,
                      .cos = cos,
@@ -156,17 +173,7 @@ void Forward::window_entries(const AttentionWeights& w, Mat<const float> x, Mat<
                      .carrier = ctx_.numerics.carrier});
 }
 
-void Forward::index_keys(const IndexerWeights& w, const LayerCache& cache) {
-  compress(w.compressor, cache.index_compressor, cache.index_keys, ops::EntryKind::kIndex, a_.ikv, a_.iscore);
-  b_.linear({.x = a_.x,
-             .w = w.weights_proj,
-             .y = a_.iweights,
-             .x_carrier = ctx_.numerics.carrier,
-             .carrier = ctx_.numerics.carrier});
-}
-
-void Forward::index_queries(const IndexerWeights& w) {
-  linear_q(a_.qr, w.wq_b, a_.iq);
+void Forward::index_queries() {
   b_.index_query({.q = a_.iq,
                   .heads = c_.index_heads,
                   .cos = a_.ccos,
@@ -191,8 +198,6 @@ void Forward::compress(const CompressorWeights& w, const ops::CompressorRing& ri
                        ops::EntryKind kind, Mat<float> kv, Mat<float> score) {
   kv = mat(kv.data, kv.rows, ring.width);
   score = mat(score.data, score.rows, ring.width);
-  linear_f32(a_.x, w.wkv, kv);
-  linear_f32(a_.x, w.wgate, score);
   b_.compress({.kv = kv,
                .score = score,
                .ape = w.ape,
@@ -209,7 +214,7 @@ void Forward::compress(const CompressorWeights& w, const ops::CompressorRing& ri
 }
 
 void Forward::moe(const MoeWeights& w) {
-  linear_f32(a_.x, w.gate, a_.gate);
+  b_.linear(linear_f32(a_.x, w.gate, a_.gate));
   b_.route({.logits = a_.gate,
             .bias = w.bias,
             .table = w.table,
@@ -241,19 +246,21 @@ void Forward::head_input(const ops::HyperConnection& hc_head, const float* norm,
               .carrier = ctx_.numerics.carrier});
 }
 
-void Forward::logits(Mat<const float> x, Mat<float> logits) const { linear_f32(x, ctx_.weights.head, logits); }
-
-void Forward::linear_q(Mat<const float> x, const ops::Weight& w, Mat<float> y) const {
-  b_.linear({.x = x,
-             .w = w,
-             .y = y,
-             .quantise_x = ctx_.numerics.quantise && w.quantised(),
-             .x_carrier = ctx_.numerics.carrier,
-             .carrier = ctx_.numerics.carrier});
+void Forward::logits(Mat<const float> x, Mat<float> logits) const {
+  b_.linear(linear_f32(x, ctx_.weights.head, logits));
 }
 
-void Forward::linear_f32(Mat<const float> x, const ops::Weight& w, Mat<float> y) const {
-  b_.linear({.x = x, .w = w, .y = y, .x_carrier = ctx_.numerics.carrier, .carrier = ops::Carrier::kF32});
+ops::Linear Forward::linear_q(Mat<const float> x, const ops::Weight& w, Mat<float> y) const {
+  return {.x = x,
+          .w = w,
+          .y = y,
+          .quantise_x = ctx_.numerics.quantise && w.quantised(),
+          .x_carrier = ctx_.numerics.carrier,
+          .carrier = ctx_.numerics.carrier};
+}
+
+ops::Linear Forward::linear_f32(Mat<const float> x, const ops::Weight& w, Mat<float> y) const {
+  return {.x = x, .w = w, .y = y, .x_carrier = ctx_.numerics.carrier, .carrier = ops::Carrier::kF32};
 }
 
 }  // namespace fathom::model

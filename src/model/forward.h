@@ -62,20 +62,21 @@ class Forward {
 
  private:
   // A linear layer of the quantised kind (FP8, FP4): its input passes through FP8 in official numerics.
-  void linear_q(Mat<const float> x, const ops::Weight& w, Mat<float> y) const;
+  ops::Linear linear_q(Mat<const float> x, const ops::Weight& w, Mat<float> y) const;
   // A linear layer in f32: compressors, gate, head. Its output is not rounded to the carrier.
-  void linear_f32(Mat<const float> x, const ops::Weight& w, Mat<float> y) const;
+  ops::Linear linear_f32(Mat<const float> x, const ops::Weight& w, Mat<float> y) const;
 
-  // Section 4.2: x to a.kv.
-  void window_entries(const AttentionWeights& w, Mat<const float> x, Mat<const float> cos, Mat<const float> sin);
+  // All products of a.x that a layer's attention begins with: queries, window entries, compressors, indexer.
+  void project(const AttentionWeights& w, const LayerCache& cache);
+  // Section 4.2: a.kv, from its projection.
+  void window_entries(const AttentionWeights& w, Mat<const float> cos, Mat<const float> sin);
   // Section 10.2: the mean stream after layer l, if DSpark taps it.
   void tap(std::int32_t l);
   const LayerCache& stage_cache(std::size_t stage) const;
   void compress(const CompressorWeights& w, const ops::CompressorRing& ring, const ops::EntryPages& entries,
                 ops::EntryKind kind, Mat<float> kv, Mat<float> score);
-  // Section 6, in the three parts that become possible one after the other.
-  void index_keys(const IndexerWeights& w, const LayerCache& cache);
-  void index_queries(const IndexerWeights& w);
+  // Section 6, in the parts that become possible one after the other.
+  void index_queries();
   void select_entries(const LayerCache& cache);
 
   const checkpoint::ModelConfig& c_;

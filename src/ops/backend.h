@@ -82,6 +82,10 @@ class Backend {
 
   virtual void embed(const Embed& op) = 0;
   virtual void linear(const Linear& op) = 0;
+  // None reads what another writes. A device reads the weights of all at once.
+  virtual void linears(std::span<const Linear> ops) {
+    for (const Linear& op : ops) linear(op);
+  }
   virtual void rms_norm(const RmsNorm& op) = 0;
   virtual void rope_table(const RopeTable& op) = 0;
   virtual void hc_pre(const HcPre& op) = 0;

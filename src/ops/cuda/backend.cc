@@ -118,6 +118,7 @@ class CudaBackend final : public Backend {
 
   void embed(const Embed& op) override { launch(op); }
   void linear(const Linear& op) override { launch(op); }
+  void linears(std::span<const Linear> ops) override { launch(ops); }
   void rms_norm(const RmsNorm& op) override { launch(op); }
   void rope_table(const RopeTable& op) override { launch(op); }
   void hc_pre(const HcPre& op) override { launch(op); }

@@ -67,6 +67,18 @@ Context::~Context() {
   close_branch(trunk_);
 }
 
+void Context::prepare(const void* kernel, std::size_t shared, const char* name) {
+  const auto [known, first] = prepared_.try_emplace(kernel, 0);
+  if (first) {
+    fault.note(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared),
+               name);
+  }
+  if (shared <= known->second) return;
+  fault.note(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), name);
+  known->second = shared;
+}
+
 void Context::beside(const std::function<void()>& work) {
   FATHOM_CHECK(stream == trunk_.stream, "branches leave the trunk");
   if (used_ == branches_.size()) meet();

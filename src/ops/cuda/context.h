@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <vector>
 
 namespace fathom::ops::cuda {
@@ -66,6 +67,11 @@ struct Context {
   // Error: what the driver says.
   cudaError_t open();
 
+  // Before a kernel's launch with `shared` bytes of dynamic shared memory: asks for what it needs, once. All kernels get
+  // the same split between shared memory and L1: a multiprocessor that has to change it waits until it is empty, and the
+  // kernel after could not begin before the one in front has ended.
+  void prepare(const void* kernel, std::size_t shared, const char* name);
+
   // Backend::beside and meet.
   void beside(const std::function<void()>& work);
   void meet();
@@ -83,6 +89,7 @@ struct Context {
 
  private:
   Branch trunk_;
+  std::map<const void*, std::size_t> prepared_;  // kernels, and the dynamic shared memory they may have
   std::array<Branch, 4> branches_;
   std::size_t used_ = 0;  // branches since the last meet()
 };

@@ -39,12 +39,8 @@ void launch(Context& c, const char* name, void (*kernel)(Parameters...), dim3 gr
             const Arguments&... arguments) {
   if (c.fault.set() || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   FATHOM_CHECK(grid.y <= 65535 && grid.z <= 65535, "a grid within the device's limits");
-  constexpr std::size_t kGranted = std::size_t{48} << 10;  // more has to be asked for
-  if (shared > kGranted) {
-    c.fault.note(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-                 name);
-    if (c.fault.set()) return;
-  }
+  c.prepare(reinterpret_cast<const void*>(kernel), shared, name);
+  if (c.fault.set()) return;
   c.last = name;
   ++c.launches;
   cudaLaunchAttribute early{};

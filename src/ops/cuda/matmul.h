@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "ops/moe/experts.h"
 #include "ops/numerics.h"
@@ -68,6 +69,8 @@ struct PlanesOf {
 };
 // Makes them; returns those in `memory`.
 Planes make_planes(Context& c, const PlanesOf& p);
+// The same once they have been made.
+Planes planes_in(const PlanesOf& p);
 // The same planes in other memory, or from a row on.
 inline Planes at(Planes p, const std::byte* memory) {
   p.data = reinterpret_cast<const std::uint16_t*>(memory);
@@ -116,5 +119,38 @@ struct Matmul {
 int tokens_an_item(const Weight& w, std::int64_t rows_each);
 
 void run_matmul(Context& c, const char* name, const Matmul& m);
+
+// ---- Several products for few tokens in one launch.
+
+inline constexpr int kListTokens = 8;   // of an item, and of products of one matrix
+inline constexpr int kFewChoices = 64;  // of experts, of all tokens
+inline constexpr int kListJobs = 8;
+
+// The experts that few tokens chose; tokens * k <= kFewChoices.
+struct Choices {
+  const ExpertWeights* table = nullptr;
+  const std::int32_t* experts = nullptr;
+  const float* weights = nullptr;
+  std::int64_t experts_ld = 0;
+  std::int64_t weights_ld = 0;
+  int tokens = 0;
+  int k = 0;
+};
+
+// One product of the list. Its inputs are m.x, or the rows x, which need not be planes; a product of experts without
+// m.items follows the plan of the choices.
+struct Product {
+  Matmul m;
+  Mat<const float> x = {};
+  Values values = Values::kBf16;
+  Order order = Order::kHalves;
+  bool by_token = false;  // rows of the inputs are tokens, not entries of the plan's list
+};
+
+// Whether a list takes products of w with `rows` rows of such values.
+bool list_takes(const Weight& w, std::int64_t rows, std::int64_t groups, Values values);
+
+// All are of one part and at most two formats; results are those of run_matmul.
+void run_list(Context& c, const char* name, std::span<const Product> products, const Choices& choices = {});
 
 }  // namespace fathom::ops::cuda

@@ -293,25 +293,35 @@ __device__ inline float swiglu(float a, float b, float limit) {
   return a / (1.0F + expf(-a)) * b;
 }
 
-// Writes result i (0..3) of lane (g, t) for rows row0 + g, row0 + g + 8 and tokens n0 + 2t, n0 + 2t + 1. up: of w3.
+// Writes the result of a row of a group for an entry of the list. weights: of the list's entries, or null. up: of w3.
+template <bool kGate>
+__device__ inline void write_value(const Job& job, const float* weights, int entry, int group, int row, float v,
+                                   float up) {
+  float out = carry_to(v, job.carrier);
+  if (kGate) {
+    const float weight = weights != nullptr ? weights[entry] : 1.0F;
+    out = carry_to(weight * swiglu(out, carry_to(up, job.carrier), job.limit), job.carrier);
+  }
+  job.y[entry * job.ldy + static_cast<std::int64_t>(group) * job.group_rows + row] = out;
+}
+
+// Writes result i (0..3) of lane (g, t) for rows row0 + g, row0 + g + 8 and tokens n0 + 2t, n0 + 2t + 1.
 template <bool kGate>
 __device__ inline void write_result(const Job& job, int first, int count, int row0, int n0, int group, int i, float v,
                                     float up) {
   const int lane = threadIdx.x % kWarp;
   const int row = row0 + lane / 4 + (i >= 2 ? 8 : 0);
   const int n = n0 + 2 * (lane % 4) + i % 2;
-  if (row >= job.group_rows || n >= count) return;
-  float out = carry_to(v, job.carrier);
-  if (kGate) {
-    const float weight = job.weights != nullptr ? job.weights[first + n] : 1.0F;
-    out = carry_to(weight * swiglu(out, carry_to(up, job.carrier), job.limit), job.carrier);
-  }
-  job.y[(first + n) * job.ldy + static_cast<std::int64_t>(group) * job.group_rows + row] = out;
+  if (row < job.group_rows && n < count) write_value<kGate>(job, job.weights, first + n, group, row, v, up);
 }
 
 constexpr int kMatmulThreads = 256;
 constexpr int kMatmulWarps = kMatmulThreads / kWarp;
 constexpr int kTileTokens = 64;  // of an item where there are many
+
+// How the tensor units take w, and the job that m is.
+Format format_of(const Weight& w);
+Job job_of(const Matmul& m);
 
 // Chooses a kernel and launches it. Defined for every format in matmul_FORMAT_cuda.cu.
 template <Format F>

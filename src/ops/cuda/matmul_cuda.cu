@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "ops/cuda/matmul_common.cuh"
+#include "ops/cuda/planes.cuh"
 
 namespace fathom::ops::cuda {
 namespace {
@@ -18,18 +19,8 @@ __global__ void make(PlanesOf op, Planes to) {
   const float* from = op.x.data + row / op.groups * op.x.ld + row % op.groups * cols;
   float v[4];
   for (int j = 0; j < 4; ++j) v[j] = block + 4 * lane + j < cols ? from[block + 4 * lane + j] : 0.0F;
-  if (op.values == Values::kQuantise) {
-    float top = 0;
-    for (int j = 0; j < 4; ++j) top = fmaxf(top, fabsf(v[j]));
-    const float scale = ue8m0(fp8_scale_code(warp_max(top)));
-    for (int j = 0; j < 4; ++j) v[j] = fp8_round(v[j], scale);
-  }
-  // Where the lane's 4 values go: in kRow run 2t + h of 16 goes to half h, place t.
-  const auto place = [&](Order order) {
-    const int run = lane / 4;
-    return row * to.row_stride + block +
-           (order == Order::kRow ? (run % 2 * 4 + run / 2) * 16 + lane % 4 * 4 : 4 * lane);
-  };
+  if (op.values == Values::kQuantise) quantise_block(v);
+  const auto place = [&](Order order) { return row * to.row_stride + block + place_in_block(order, lane); };
   const std::int64_t first = place(row < op.other_from ? op.order : op.other_order);
   for (int p = 0; p < to.planes; ++p) {
     std::uint32_t bits[4];
@@ -37,15 +28,7 @@ __global__ void make(PlanesOf op, Planes to) {
       bits[j] = bf16_bits(v[j]);
       v[j] = isfinite(v[j]) ? v[j] - bf16_value(bits[j]) : 0.0F;
     }
-    // Two lanes have 8 values; the order is 0 4 1 5 2 6 3 7, so each writes half of it with values of both.
-    const bool odd = lane % 2 == 1;
-    const std::uint32_t low = bits[0] | bits[1] << 16;
-    const std::uint32_t high = bits[2] | bits[3] << 16;
-    const std::uint32_t got = __shfl_xor_sync(kAll, odd ? low : high, 1);
-    const std::uint32_t mine = odd ? high : low;
-    const std::uint32_t four = odd ? got : mine;   // of the first lane
-    const std::uint32_t eight = odd ? mine : got;  // of the second
-    const uint2 pair = {__byte_perm(four, eight, 0x5410), __byte_perm(four, eight, 0x7632)};
+    const uint2 pair = plane_pair(bits, lane);
     *reinterpret_cast<uint2*>(reinterpret_cast<std::uint16_t*>(op.memory) + p * to.plane_stride + first) = pair;
     if (op.other_memory == nullptr) continue;
     auto* other = reinterpret_cast<std::uint16_t*>(op.other_memory) + p * to.plane_stride;
@@ -60,6 +43,8 @@ bool is_aligned(const Weight& w) {
   return w.cols % 16 == 0 && address % 16 == 0;
 }
 
+}  // namespace
+
 Format format_of(const Weight& w) {
   if (!is_aligned(w)) return Format::kWide;
   switch (w.dtype) {
@@ -69,6 +54,8 @@ Format format_of(const Weight& w) {
     default: return Format::kWide;
   }
 }
+
+namespace {
 
 // Tokens of one item where there is one matrix: large enough that W goes past seldom.
 int tokens_of(std::int64_t rows, Format f) {
@@ -84,12 +71,16 @@ std::size_t planes_bytes(std::int64_t rows, std::int64_t cols, Values values) {
 
 Order order_for(const Weight& w) { return format_of(w) == Format::kFp4 ? Order::kRow : Order::kHalves; }
 
+Planes planes_in(const PlanesOf& p) {
+  const std::int64_t row_stride = Planes::padded(p.x.cols / p.groups);
+  return {.data = reinterpret_cast<std::uint16_t*>(p.memory),
+          .row_stride = row_stride,
+          .plane_stride = p.x.rows * p.groups * row_stride,
+          .planes = planes_of(p.values)};
+}
+
 Planes make_planes(Context& c, const PlanesOf& p) {
-  Planes to{.data = reinterpret_cast<std::uint16_t*>(p.memory),
-            .row_stride = Planes::padded(p.x.cols / p.groups),
-            .plane_stride = 0,
-            .planes = planes_of(p.values)};
-  to.plane_stride = p.x.rows * p.groups * to.row_stride;
+  const Planes to = planes_in(p);
   launch(c, "make_planes", make, dim3(static_cast<unsigned>(ceil_div(to.plane_stride / kBlock, kMatmulWarps))),
          kMatmulThreads, 0, p, to);
   return to;
@@ -100,32 +91,36 @@ int tokens_an_item(const Weight& w, std::int64_t rows_each) {
   return rows_each <= 24 ? 32 : kTileTokens;
 }
 
+Job job_of(const Matmul& m) {
+  const std::int64_t scale_block = m.w.dtype == DType::kFp4x2 ? quant::kFp4Block : quant::kWeightBlock;
+  return {.w = {{m.w.data, m.w.scales}, {m.w3.data, m.w3.scales}},
+          .table = m.table,
+          .part = m.part,
+          .dtype = m.w.dtype,
+          .scales_f32 = m.w.scale_dtype == DType::kF32,
+          .cols = static_cast<int>(m.w.cols),
+          .blocks = ceil_div(m.w.cols, kBlock),
+          .segments = segments_of(m.w.cols),
+          .group_rows = static_cast<int>(m.w.rows / m.groups),
+          .groups = static_cast<int>(m.groups),
+          .row_bytes = m.w.row_bytes(),
+          .scale_stride = ceil_div(m.w.cols, scale_block),
+          .x = m.x,
+          .list = m.list,
+          .items = m.items,
+          .n_items = m.n_items,
+          .rows = static_cast<int>(m.rows),
+          .weights = m.weights,
+          .limit = m.swiglu_limit,
+          .y = m.y.data,
+          .ldy = m.y.ld,
+          .carrier = m.carrier};
+}
+
 void run_matmul(Context& c, const char* name, const Matmul& m) {
   const bool gate = m.part == Part::kGate;
   const Format format = format_of(m.w);
-  const std::int64_t scale_block = m.w.dtype == DType::kFp4x2 ? quant::kFp4Block : quant::kWeightBlock;
-  const Job job{.w = {{m.w.data, m.w.scales}, {m.w3.data, m.w3.scales}},
-                .table = m.table,
-                .part = m.part,
-                .dtype = m.w.dtype,
-                .scales_f32 = m.w.scale_dtype == DType::kF32,
-                .cols = static_cast<int>(m.w.cols),
-                .blocks = ceil_div(m.w.cols, kBlock),
-                .segments = segments_of(m.w.cols),
-                .group_rows = static_cast<int>(m.w.rows / m.groups),
-                .groups = static_cast<int>(m.groups),
-                .row_bytes = m.w.row_bytes(),
-                .scale_stride = ceil_div(m.w.cols, scale_block),
-                .x = m.x,
-                .list = m.list,
-                .items = m.items,
-                .n_items = m.n_items,
-                .rows = static_cast<int>(m.rows),
-                .weights = m.weights,
-                .limit = m.swiglu_limit,
-                .y = m.y.data,
-                .ldy = m.y.ld,
-                .carrier = m.carrier};
+  const Job job = job_of(m);
   int tokens = m.tokens_an_item;
   std::int64_t items = m.most_items;
   if (m.items == nullptr) {

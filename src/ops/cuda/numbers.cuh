@@ -73,8 +73,20 @@ __device__ inline std::uint32_t fp4_scale_code(float max_abs, bool has_nan) {
   if (has_nan) return 255;
   return ue8m0_ceil_code(__fmul_rn(fmaxf(max_abs, 6.0F * 0x1p-126F), 1.0F / 6.0F));
 }
+// e4m3(e4m3_code(x)) without the code: what a number becomes by going through FP8.
+__device__ inline float e4m3_round(float x) {
+  const float a = fminf(fabsf(x), 448.0F);
+  const std::uint32_t m = __float_as_uint(a);
+  const float normal = __uint_as_float((m + 0x7ffffU + (m >> 20 & 1U)) & 0xfff00000U);
+  const float small = __fsub_rn(__fadd_rn(a, 0x1.8p14F), 0x1.8p14F);  // to multiples of 2^-9
+  const float y = copysignf(a < 0x1p-6F ? small : normal, x);
+  return isnan(x) ? x : y;
+}
+// scale: a power of two from 2^-126 to 2^126, as those of fp8_scale_code are. Dividing by it is multiplying by its
+// inverse.
 __device__ inline float fp8_round(float x, float scale) {
-  return __fmul_rn(e4m3(e4m3_code(__fdiv_rn(x, scale))), scale);
+  const float inverse = __uint_as_float((254U << 23) - __float_as_uint(scale));
+  return __fmul_rn(e4m3_round(__fmul_rn(x, inverse)), scale);
 }
 __device__ inline float fp4_round(float x, float scale) {
   return __fmul_rn(e2m1(e2m1_code(__fdiv_rn(x, scale))), scale);

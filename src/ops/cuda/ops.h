@@ -2,6 +2,8 @@
 // launches its work on the context's stream and returns; failures stay in the context's fault.
 #pragma once
 
+#include <span>
+
 #include "ops/attention/heads.h"
 #include "ops/attention/sparse_attention.h"
 #include "ops/compressor/compress.h"
@@ -21,6 +23,7 @@ struct Context;
 
 void run(Context& c, const Embed& op);
 void run(Context& c, const Linear& op);
+void run(Context& c, std::span<const Linear> ops);  // Backend::linears
 void run(Context& c, const RmsNorm& op);
 void run(Context& c, const RopeTable& op);
 void run(Context& c, const HcPre& op);

@@ -4,6 +4,7 @@
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/numbers.cuh"
 #include "ops/cuda/ops.h"
+#include "ops/moe/experts_few_cuda.h"
 
 namespace fathom::ops::cuda {
 namespace {
@@ -22,12 +23,12 @@ struct Plan {
 };
 
 // For few choices. One block; a thread places one choice by counting those before it.
-constexpr int kFewChoices = 256;
-__global__ void __launch_bounds__(kFewChoices)
+constexpr int kCountedChoices = 256;
+__global__ void __launch_bounds__(kCountedChoices)
     make_small_plan(Mat<const std::int32_t> experts, Mat<const float> weights, int tokens_an_item, Plan plan) {
   await_previous();
-  __shared__ int chosen[kFewChoices];
-  __shared__ bool begins[kFewChoices];  // whether the choice is the first of an item
+  __shared__ int chosen[kCountedChoices];
+  __shared__ bool begins[kCountedChoices];  // whether the choice is the first of an item
   const auto k = static_cast<int>(experts.cols);
   const auto n = static_cast<int>(experts.rows) * k;
   const int i = threadIdx.x;
@@ -151,7 +152,7 @@ void run(Context& c, const Experts& op) {
   FATHOM_CHECK(op.y.rows == tokens && op.y.cols == d, "y has the shape of x");
   FATHOM_CHECK(op.n_routed <= kMostExperts && op.routed_like.w1.cols == d, "experts of these shapes");
   FATHOM_CHECK(op.shared.w1.rows == inner, "the shared expert is as wide as the routed ones");
-  if (tokens == 0) return;
+  if (tokens == 0 || run_few(c, op)) return;
   const Values routed = values_for(op.routed_like.w1, op.quantise, op.carrier);
   const Values shared = values_for(op.shared.w1, op.quantise, op.carrier);
   const int at_once = tokens_an_item(op.routed_like.w1, tokens * k / std::max(op.n_routed, 1));
@@ -163,8 +164,8 @@ void run(Context& c, const Experts& op) {
                   .place = reinterpret_cast<std::int32_t*>(base + room.place),
                   .items = reinterpret_cast<Item*>(base + room.items),
                   .n_items = reinterpret_cast<std::int32_t*>(base + room.n_items)};
-  if (tokens * k <= kFewChoices) {
-    launch(c, "experts_plan", make_small_plan, dim3(1), kFewChoices, 0, op.experts, op.weights, at_once, plan);
+  if (tokens * k <= kCountedChoices) {
+    launch(c, "experts_plan", make_small_plan, dim3(1), kCountedChoices, 0, op.experts, op.weights, at_once, plan);
   } else {
     launch(c, "experts_plan", make_plan, dim3(1), kPlanThreads, 0, op.experts, op.weights, op.n_routed, at_once, plan);
   }

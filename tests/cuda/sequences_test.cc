@@ -26,6 +26,17 @@ EntryCodec key_codec(std::int32_t dim, std::int32_t rope, ops::Numerics n) {
   return {n.quantise ? EntryFormat::kFp4 : EntryFormat::kF32, dim, rope};
 }
 
+// Rows as an entry of codec `c` can have them: then storing them loses nothing.
+std::vector<float> storable(std::vector<float> rows, const EntryCodec& c) {
+  std::vector<std::byte> bytes(c.bytes());
+  for (std::size_t at = 0; at < rows.size(); at += static_cast<std::size_t>(c.dim)) {
+    const std::span<float> row = std::span(rows).subspan(at, static_cast<std::size_t>(c.dim));
+    c.encode(row, bytes.data());
+    c.decode(bytes.data(), row);
+  }
+  return rows;
+}
+
 // What each sequence of a step has behind it, and how many tokens it brings.
 struct Part {
   std::int32_t start;
@@ -163,15 +174,7 @@ TEST_F(Sequences, StoreWindow) {
     for (const ops::Numerics n : kAllNumerics) {
       for (const std::int32_t capacity : {128, 131}) {
         World w(mixture, 0, entry_codec(512, 64, n), {}, capacity, 0, 50);
-        // What is stored has been through the quantiser: then storing loses nothing.
-        std::vector<float> values = normal(w.tokens() * 512, 51, 1, Carrier::kBf16);
-        for (std::int64_t t = 0; t < w.tokens(); ++t) {
-          std::vector<std::byte> bytes(w.ring.codec.bytes());
-          const std::span<float> row(&values[static_cast<std::size_t>(t * 512)], 512);
-          w.ring.codec.encode(row, bytes.data());
-          w.ring.codec.decode(bytes.data(), row);
-        }
-        Twin<float> kv(values);
+        Twin<float> kv(storable(normal(w.tokens() * 512, 51, 1, Carrier::kBf16), w.ring.codec));
         device().store_window({.kv = kv.on_device(w.tokens(), 512), .batch = w.on_device(), .ring = w.ring});
         reference().store_window({.kv = kv.on_host(w.tokens(), 512), .batch = w.on_host(), .ring = w.ring});
         for (const auto& slot : w.slots) EXPECT_EQ(slot.fetch(), slot.host()) << name_of(n);
@@ -270,7 +273,7 @@ struct Attention {
         n(n_),
         world(mixture, c.ratio, entry_codec(c.dim, 64, n), entry_codec(c.dim, 64, n), c.window + 2, 0, seed),
         q(normal(world.tokens() * c.heads * c.dim, seed + 1, 1, n.carrier)),
-        kv(normal(world.tokens() * c.dim, seed + 2, 1, n.carrier)),
+        kv(storable(normal(world.tokens() * c.dim, seed + 2, 1, n.carrier), world.ring.codec)),
         cos(normal(world.tokens() * 32, seed + 3)),
         sin(normal(world.tokens() * 32, seed + 4)),
         sink(normal(c.heads, seed + 5)) {
@@ -326,7 +329,8 @@ TEST_F(Sequences, SparseAttention) {
 
 // Many tokens take one block each, few are spread over blocks: the bytes are the same.
 TEST_F(Sequences, AttentionOfATokenIsItsOwn) {
-  for (const AttentionCase& c : {AttentionCase{512, 64, 128, 4, 200}, AttentionCase{128, 16, 128, 128, 0}}) {
+  for (const AttentionCase& c : {AttentionCase{512, 64, 128, 4, 200}, AttentionCase{512, 40, 128, 128, 0},
+                                AttentionCase{128, 16, 128, 128, 0}}) {
     for (const ops::Numerics n : {ops::kFloat, ops::kOfficialBf16}) {
       Attention many(c, {{900, 600}}, n, 90);
       const auto whole = many.run(device(), true);
@@ -355,6 +359,32 @@ TEST_F(Sequences, AttentionOfATokenIsItsOwn) {
         device().sparse_attention(op);
         EXPECT_EQ(out.fetch(), std::vector<float>(whole.begin(), whole.begin() + c.heads * c.dim)) << name_of(n);
       }
+    }
+  }
+}
+
+// Logits of hundreds, of every sign; sinks above and below all of them; stored numbers that are none, and scales
+// are out of the ordinary. What one block a token makes of them and what many blocks make is the same.
+TEST_F(Sequences, AttentionOfHardNumbers) {
+  const AttentionCase c{512, 20, 128, 4, 200};
+  for (const std::vector<Part>& mixture : {std::vector<Part>{{900, 3}}, std::vector<Part>{{2000, 150}}}) {
+    for (const int kind : {0, 1, 2}) {
+      Attention a(c, mixture, ops::kOfficialBf16, 95);
+      for (float& x : a.q.host()) x = rounded(x * 25, Carrier::kBf16);
+      a.q.upload();
+      for (std::size_t h = 0; h < a.sink.host().size(); ++h) a.sink.host()[h] *= h % 2 == 0 ? 1000 : 1;
+      a.sink.upload();
+      auto& page = a.world.pages[5];
+      const std::size_t bytes = a.world.entries.codec.bytes();
+      for (std::size_t e = 0; e < 32; ++e) {
+        std::vector<float> row = storable(normal(512, 96 + static_cast<std::uint32_t>(e), 1, Carrier::kBf16), a.world.entries.codec);
+        if (kind == 1) row[e * 3] = std::numeric_limits<float>::quiet_NaN();
+        if (kind == 2) std::fill(row.begin() + 64, row.begin() + 128, e % 2 == 0 ? 1e-30F : 0x1p18F);
+        a.world.entries.codec.encode(row, page.host().data() + a.world.entries.offset + e * bytes);
+      }
+      page.upload();
+      const auto got = a.run(device(), true);
+      EXPECT_TRUE(close(got, a.run(reference(), false), Tolerance::of(Carrier::kBf16, 0.03), few(got.size()))) << kind;
     }
   }
 }

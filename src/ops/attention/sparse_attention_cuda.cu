@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ops/cuda/entry.cuh"
+#include "ops/attention/attention_mma.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/ops.h"
 
@@ -39,48 +39,6 @@ struct Room {
       : q(base), rows(q + kHeads * s.stride), p(rows + kRows * s.stride), top(p + kRows * kHeads), sum(top + kHeads) {}
   static std::size_t bytes(Shape s) {
     return sizeof(float) * static_cast<std::size_t>((kHeads + kRows) * s.stride + kRows * kHeads + 2 * kHeads);
-  }
-};
-
-// What one token sees.
-struct Visible {
-  const Segment& segment;
-  const std::int32_t* selected;
-  int first;  // first window position
-  int n_window;
-  int n;  // rows in all
-
-  __device__ Visible(const SparseAttention& op, const Segment& s, std::int64_t t) : segment(s), selected(nullptr) {
-    const int position = op.batch.positions[t];
-    const bool block = op.pattern == Pattern::kDraftBlock;
-    first = max(0, (block ? s.start : position + 1) - op.window);
-    n_window = (block ? s.start + s.tokens : position + 1) - first;
-    n = n_window;
-    if (op.entries.ratio == 0) return;
-    const int exist = (position + 1) / op.entries.ratio;
-    if (op.selected.data != nullptr) {
-      selected = op.selected.data + t * op.selected.ld;
-      n += min(exist, static_cast<int>(op.selected.cols));
-    } else {
-      n += exist;
-    }
-  }
-
-  // Where visible row r lies: as f32 in this step's rows, or stored.
-  struct Place {
-    const float* values;
-    const std::byte* stored;
-    bool in_ring;
-  };
-  __device__ Place place(const SparseAttention& op, const DeviceRing& ring, const DevicePages& pages, int r) const {
-    if (r >= n_window) {
-      const int entry = selected != nullptr ? selected[r - n_window] : r - n_window;
-      return {nullptr, pages.at(segment, entry), false};
-    }
-    const int position = first + r;
-    if (position < segment.start) return {nullptr, ring.at(segment.slot, position), true};
-    return {op.kv.data + static_cast<std::int64_t>(segment.first_row + position - segment.start) * op.kv.ld, nullptr,
-            false};
   }
 };
 
@@ -326,14 +284,6 @@ __global__ void store_window(StoreWindow op, DeviceRing ring) {
   encode_warp(ring.codec, op.kv.data + t * op.kv.ld, ring.at(s.slot, position));
 }
 
-// The most rows that a token of this step can see.
-std::int64_t most_rows(const SparseAttention& op) {
-  const std::int64_t n = op.window + (op.pattern == Pattern::kDraftBlock ? op.batch.tokens : 0);
-  if (op.entries.ratio == 0) return n;
-  const std::int64_t exist = op.batch.longest / op.entries.ratio;
-  return n + (op.selected.data != nullptr ? std::min<std::int64_t>(exist, op.selected.cols) : exist);
-}
-
 }  // namespace
 
 void run(Context& c, const SparseAttention& op) {
@@ -342,6 +292,10 @@ void run(Context& c, const SparseAttention& op) {
   FATHOM_CHECK(op.ring.capacity >= op.window, "the ring holds the window");
   FATHOM_CHECK(op.pattern == Pattern::kCausal || op.entries.ratio == 0, "draft blocks see no compressed entries");
   FATHOM_CHECK(dim % 4 == 0 && dim <= kMostDim && op.cos.cols * 2 <= dim, "heads of up to 512 dims");
+  if (on_tensor_units(op)) {
+    const bool many = op.batch.tokens * ceil_div(op.heads, 64) >= c.multiprocessors / 2;
+    return many && can_attend_whole() ? attend_whole(c, op) : attend_spread(c, op);
+  }
   const Shape s = shape_of(dim);
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
   const DeviceRing ring(op.ring);

@@ -3,6 +3,7 @@
 #include "ops/cuda/entry.cuh"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/ops.h"
+#include "ops/indexer/index_mma.cuh"
 
 namespace fathom::ops::cuda {
 namespace {
@@ -204,6 +205,20 @@ void run(Context& c, const IndexSelect& op) {
   const std::int64_t stride = std::max(op.batch.longest / op.keys.ratio, 1);
   // Scores of a long prompt's tokens would fill the device: a few tokens at a time.
   constexpr std::int64_t kMostScores = std::int64_t{64} << 20;
+  if (on_tensor_units(op)) {
+    ScoreKeys scores{.data = nullptr, .ld = (stride + 7) / 8 * 8, .t0 = 0, .tokens = 0};
+    const auto at_once = static_cast<std::int32_t>(std::clamp<std::int64_t>(kMostScores / scores.ld, 1, 32768));
+    for (; scores.t0 < op.batch.tokens; scores.t0 += at_once) {
+      scores.tokens = std::min(at_once, op.batch.tokens - scores.t0);
+      if (stride > op.selected.cols) {
+        scores.data = reinterpret_cast<std::uint16_t*>(c.scratch->take(
+            sizeof(std::uint16_t) * static_cast<std::size_t>(scores.ld) * static_cast<std::size_t>(scores.tokens), c.fault));
+        score_entries(c, op, scores);
+      }
+      select_entries(c, op, scores);
+    }
+    return;
+  }
   const auto tokens = static_cast<std::int32_t>(std::clamp<std::int64_t>(kMostScores / stride, 1, 32768));
   const std::size_t shared = sizeof(float) * static_cast<std::size_t>((kHeads + kEntries) * (dim + kPad));
   for (std::int32_t t0 = 0; t0 < op.batch.tokens; t0 += tokens) {

@@ -1,0 +1,164 @@
+// Attention on tensor units: what its two kernels, rows of one token spread over blocks (attention_spread_cuda.cu) and
+// one block a token (attention_whole_cuda.cu), share. Their results are the same to the bit, because every number is
+// defined by the token's place alone:
+//   A token's visible rows come in parts of kPartRows, cut by their place in the visible set. A logit is the sum, in
+//   order, of the tensor units' sums over four quarters of the dims. Logits are powers of two's exponents, rounded to
+//   multiples of 2^-13; what a part's probabilities relate to is a power of two as well, its highest logit rounded up. So
+//   relating them to another power of two changes no bit, before or after they are rounded to bf16 and summed: whoever
+//   computes a part may use any reference. The sums of parts are added in order.
+//
+// Queries, window rows and stored entries are bf16 numbers (`official-bf16`), products are exact.
+//
+// Rows in shared memory have their unrotated dims in another order, as codes unpack: of every 4 the middle two are
+// exchanged. Queries are laid out likewise, and results are put right when they are written.
+#pragma once
+
+#include "ops/attention/visible.cuh"
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/tensor.cuh"
+
+namespace fathom::ops::cuda {
+
+constexpr int kMmaDim = 512;
+constexpr int kMmaRope = 64;
+constexpr int kMmaPlain = kMmaDim - kMmaRope;
+constexpr int kMmaPitch = kMmaDim + 8;  // bf16 numbers from row to row, against bank conflicts
+constexpr int kPartRows = 64;
+constexpr int kMmaThreads = 256;
+constexpr int kMmaWarps = kMmaThreads / kWarp;
+
+// Whether an attention is in the form these kernels know.
+inline bool on_tensor_units(const SparseAttention& op) {
+  const auto stored = [](const quant::EntryCodec& c) {
+    return c.format == quant::EntryFormat::kFp8RopeBf16 && c.dim == kMmaDim && c.rope_dim == kMmaRope;
+  };
+  const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
+  return op.carrier == Carrier::kBf16 && op.kv.cols == kMmaDim && op.cos.cols * 2 == kMmaRope && stored(op.ring.codec) &&
+         (op.entries.ratio == 0 || stored(op.entries.codec)) && aligned(op.q.data) && aligned(op.kv.data) &&
+         aligned(op.out.data) && op.q.ld % 4 == 0 && op.kv.ld % 4 == 0 && op.out.ld % 4 == 0 && op.ring.offset % 8 == 0 &&
+         op.entries.offset % 8 == 0;
+}
+
+// ---- Rows as bf16 numbers.
+
+// 8 codes and their scale, in the order of rows in shared memory, whatever they are ...
+__device__ __noinline__ inline uint4 expand_any(uint2 codes, std::uint32_t scale_code) {
+  const float scale = ue8m0(scale_code);
+  const auto pair = [scale](std::uint32_t word, int i) {
+    return pack_exact(bf16_value(bf16_bits(e4m3(word >> 8 * i & 255U) * scale)),
+                      bf16_value(bf16_bits(e4m3(word >> (8 * i + 16) & 255U) * scale)));
+  };
+  return {pair(codes.x, 0), pair(codes.x, 1), pair(codes.y, 0), pair(codes.y, 1)};
+}
+// ... and fast where they are numbers in bf16's range. The 7 bits of a code placed under a bf16's sign are the value
+// times 2^-120.
+__device__ inline uint4 expand_codes(uint2 codes, std::uint32_t scale_code) {
+  constexpr std::uint32_t kSigns = 0x80008000U;
+  constexpr std::uint32_t kBits = 0x07f007f0U;
+  const std::uint32_t bits[4] = {codes.x << 4 & kBits, codes.x >> 4 & kBits, codes.y << 4 & kBits,
+                                 codes.y >> 4 & kBits};
+  // A code of all ones, which is no number, carries into bit 11.
+  std::uint32_t carried = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) carried |= bits[i] + 0x00100010U;
+  constexpr std::uint32_t kHighest = 134;  // 2^120 times a larger scale is no bf16 number
+  if ((carried & 0x08000800U) != 0 || scale_code > kHighest) return expand_any(codes, scale_code);
+  const std::uint32_t scale = (scale_code + 120U) << 7 | (scale_code + 120U) << 23;
+  return {multiply_pairs(bits[0] | (codes.x << 8 & kSigns), scale), multiply_pairs(bits[1] | (codes.x & kSigns), scale),
+          multiply_pairs(bits[2] | (codes.y << 8 & kSigns), scale), multiply_pairs(bits[3] | (codes.y & kSigns), scale)};
+}
+
+// A stored entry as a warp reads it, in pieces of 8 bytes: 56 of codes, 16 of rotated dims, one of scales. A lane has
+// codes' piece `lane`; codes' piece lane + 32 or rotated dims' piece lane - 24; rotated dims' piece lane + 8 or the scales.
+struct StoredRow {
+  static constexpr int kRopePieces = 2 * kMmaRope / 8;
+  static constexpr int kCodePieces = kMmaPlain / 8;
+  static constexpr int kSecond = kCodePieces - kWarp;  // lanes with two pieces of codes
+  static constexpr int kThird = kRopePieces - (kWarp - kSecond);
+  uint2 v[3];
+
+  __device__ void load(const std::byte* from, int lane) {
+    const auto* rope = reinterpret_cast<const uint2*>(from);
+    const uint2* codes = rope + kRopePieces;
+    v[0] = codes[lane];
+    v[1] = *(lane < kSecond ? codes + lane + kWarp : rope + lane - kSecond);
+    v[2] = *(lane < kThird ? rope + lane + kWarp - kSecond : codes + kCodePieces);
+  }
+  __device__ void clear() { v[0] = v[1] = v[2] = {0, 0}; }
+  // at(dim): where 8, or 4, numbers from `dim` on go.
+  template <class At>
+  __device__ void store(int lane, const At& at) const {
+    const std::uint32_t low = __shfl_sync(kAll, v[2].x, kThird);
+    const std::uint32_t high = __shfl_sync(kAll, v[2].y, kThird);
+    const int shift = lane / (quant::kEntryBlock / 8) * 8;
+    *reinterpret_cast<uint4*>(at(8 * lane)) = expand_codes(v[0], low >> shift & 255U);
+    if (lane < kSecond) *reinterpret_cast<uint4*>(at(8 * (lane + kWarp))) = expand_codes(v[1], high >> shift & 255U);
+    else *reinterpret_cast<uint2*>(at(kMmaPlain + 4 * (lane - kSecond))) = v[1];
+    if (lane < kThird) *reinterpret_cast<uint2*>(at(kMmaPlain + 4 * (lane + kWarp - kSecond))) = v[2];
+  }
+};
+
+// 4 floats that are bf16 numbers, in the order of unrotated dims and of the others.
+__device__ inline uint2 pack_plain(float4 v) { return {pack_exact(v.x, v.z), pack_exact(v.y, v.w)}; }
+__device__ inline uint2 pack_rotated(float4 v) { return {pack_exact(v.x, v.y), pack_exact(v.z, v.w)}; }
+
+// ---- Softmax in powers of two.
+
+// exp(logit) = 2^exponent(logit), to 2^-14 in the exponent.
+__device__ inline float exponent(float dot, float scale) {
+  constexpr float kGrid = 1.5F * (1 << 10);  // numbers up to twice 2^10 are multiples of 2^-13
+  return __fsub_rn(__fmaf_rn(dot, scale, kGrid), kGrid);
+}
+__device__ inline float power2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// 2^x of an integer x <= 0, exact, or 0 where it is below the normal numbers. NaN and -infinity give 0.
+__device__ inline float whole_power2(float x) {
+  return x >= -126.0F ? __uint_as_float(static_cast<std::uint32_t>(static_cast<int>(x) + 127) << 23) : 0.0F;
+}
+
+// The power of two that probabilities are related to, from the highest exponent. It is finite.
+__device__ inline float reference(float highest) { return fmaxf(ceilf(highest), -0x1p30F); }
+
+// What a part leaves of one head: its reference and the sum of its probabilities.
+struct Weight {
+  float top;
+  float sum;
+};
+
+// A sink is one more logit whose value is zero; it is what every head begins with.
+__device__ inline Weight sink_weight(float sink) {
+  const float x = exponent(sink, 0x1.715476p0F);
+  const float top = reference(x);
+  return {top, power2(x - top)};
+}
+
+// The factor from dot products to exponents.
+inline float exponent_scale() { return static_cast<float>(1.4426950408889634 / 22.627416997969522); }
+
+// Writes 4 neighbouring dims of one head, given in the order of shared memory: divided, turned back, rounded.
+__device__ inline void write_dims(const SparseAttention& op, std::int64_t t, int h, int dim, float4 o, float sum) {
+  const float inverse = __frcp_rn(sum);
+  float4 v = {round_bf16(o.x * inverse), round_bf16(o.y * inverse), round_bf16(o.z * inverse),
+              round_bf16(o.w * inverse)};
+  if (dim < kMmaPlain) {
+    v = {v.x, v.z, v.y, v.w};
+  } else {
+    const int j = (dim - kMmaPlain) / 2;
+    const float* cos = op.cos.data + t * op.cos.ld + j;
+    const float* sin = op.sin.data + t * op.sin.ld + j;
+    rotate_pair(v.x, v.y, cos[0], -sin[0], Carrier::kBf16);
+    rotate_pair(v.z, v.w, cos[1], -sin[1], Carrier::kBf16);
+  }
+  *reinterpret_cast<float4*>(op.out.data + t * op.out.ld + static_cast<std::int64_t>(h) * kMmaDim + dim) = v;
+}
+
+// In attention_spread_cuda.cu and attention_whole_cuda.cu. The second is Hopper's; without it the first does for any
+// number of tokens.
+void attend_spread(Context& c, const SparseAttention& op);
+void attend_whole(Context& c, const SparseAttention& op);
+bool can_attend_whole();
+
+}  // namespace fathom::ops::cuda

@@ -1,0 +1,377 @@
+// Attention of many tokens on Hopper: one block does all rows of 64 heads of a token, then of the next token.
+//
+// Three groups of four warps: one reads and expands rows, two parts ahead of the others; one has the logits, their
+// probabilities, and the sum over the first half of the dims; one has the sum over the second half.
+#include <algorithm>
+
+#include "ops/attention/attention_mma.cuh"
+#include "ops/attention/attention_wgmma.cuh"
+
+namespace fathom::ops::cuda {
+namespace {
+
+constexpr int kHeads = 64;
+constexpr int kGroupThreads = 128;
+constexpr int kThreads = 3 * kGroupThreads;
+constexpr int kTiles = kMmaDim / 64;
+constexpr int kBuffers = 2;
+
+// 64 rows of 64 numbers (attention_wgmma.cuh).
+struct Tile {
+  uint4 pieces[64][8];
+};
+
+struct Room {
+  Tile q[kTiles];
+  Tile rows[kBuffers][kTiles];
+  Tile p;                // of heads by rows
+  float factors[kHeads];  // what a part's reference makes of the sums before it
+  float sums[kHeads];
+};
+constexpr std::size_t kRoomBytes = sizeof(Room) + 1024;  // it begins at a multiple of 1,024
+
+// What the step's own window rows look like in the ring's format: [tokens] entries.
+constexpr int kEncodeThreads = 128;
+__global__ void __launch_bounds__(kEncodeThreads)
+    encode_window(Mat<const float> kv, DeviceCodec codec, std::int64_t tokens, std::byte* encoded) {
+  await_previous();
+  const std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * (kEncodeThreads / kWarp) + threadIdx.x / kWarp;
+  if (t < tokens) encode_warp(codec, kv.data + t * kv.ld, encoded + t * codec.bytes);
+}
+
+struct Task {
+  SparseAttention op;
+  DeviceRing ring;
+  DevicePages pages;
+  const std::byte* encoded;
+  float scale;
+  int head_blocks;
+};
+
+#if FATHOM_ATTENTION_WGMMA
+
+__device__ inline std::uint16_t* place(Tile& tile, int row, int column) {
+  return reinterpret_cast<std::uint16_t*>(&tile.pieces[row][column / 8 ^ row % 8]) + column % 8;
+}
+
+// Named barriers: the groups that meet at each wait for, or tell, the others.
+enum Barrier : int { kFull = 1, kEmpty = kFull + kBuffers, kWeighed = kEmpty + kBuffers, kSummed, kQueries };
+__device__ inline void wait_at(int barrier, int threads) {
+  asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+__device__ inline void tell(int barrier, int threads) {
+  asm volatile("barrier.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+// What was written to shared memory can be read by the matrix instructions of who is told.
+__device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A block's items: (token, 64 heads).
+struct Item {
+  std::int64_t t;
+  int h0;
+  __device__ Item(const Task& task, int i) : t(i / task.head_blocks), h0(i % task.head_blocks * kHeads) {}
+};
+
+// ---- The reading group.
+
+// The rows of one warp: every fourth of a part, each as an address, or nullptr behind the end. Lane i knows the i-th.
+constexpr int kRowsOfWarp = kPartRows / 4;
+
+__device__ const std::byte* address(const Task& task, const Visible& visible, int part) {
+  const int lane = threadIdx.x % kWarp;
+  const int r = part * kPartRows + static_cast<int>(threadIdx.x) / kWarp % 4 + 4 * lane;
+  if (lane >= kRowsOfWarp || r >= visible.n) return nullptr;
+  const Visible::Place place = visible.place(task.op, task.ring, task.pages, r);
+  if (place.stored != nullptr) return place.stored;
+  return task.encoded + (place.values - task.op.kv.data) / task.op.kv.ld * task.ring.codec.bytes;
+}
+
+__device__ void read_rows(const Task& task, Room& room, int items) {
+  const int warp = threadIdx.x / kWarp % 4;
+  const int lane = threadIdx.x % kWarp;
+  constexpr int kAhead = 8;  // rows under way
+  StoredRow rows[kAhead];
+  const auto load = [&](StoredRow& row, const std::byte* from_lane, int i) {
+    const auto from = __shfl_sync(kAll, reinterpret_cast<std::uintptr_t>(from_lane), i);
+    if (from != 0) row.load(reinterpret_cast<const std::byte*>(from), lane);
+    else row.clear();
+  };
+  int count = 0;  // parts so far
+  for (int i = static_cast<int>(blockIdx.x); i < items; i += static_cast<int>(gridDim.x)) {
+    const Item item(task, i);
+    const Segment segment = task.op.batch.segments[task.op.batch.segment_of[item.t]];
+    const Visible visible(task.op, segment, item.t);
+    const int parts = (visible.n + kPartRows - 1) / kPartRows;
+    const std::byte* now = address(task, visible, 0);
+#pragma unroll
+    for (int r = 0; r < kAhead; ++r) load(rows[r], now, r);
+    for (int part = 0; part < parts; ++part, ++count) {
+      const std::byte* next = address(task, visible, part + 1);
+      const int buffer = count % kBuffers;
+      if (count >= kBuffers) wait_at(kEmpty + buffer, kThreads);
+      Tile* tiles = room.rows[buffer];
+#pragma unroll 1
+      for (int first = 0; first < kRowsOfWarp; first += kAhead) {
+        const std::byte* from = first + kAhead < kRowsOfWarp ? now : next;
+#pragma unroll
+        for (int r = 0; r < kAhead; ++r) {
+          const int row = warp + 4 * (first + r);
+          rows[r].store(lane, [tiles, row](int dim) { return place(tiles[dim / 64], row, dim % 64); });
+          load(rows[r], from, (first + r + kAhead) % kRowsOfWarp);
+        }
+      }
+      publish();
+      tell(kFull + buffer, 2 * kGroupThreads);
+      now = next;
+    }
+  }
+}
+
+// ---- The multiplying groups.
+
+// The queries of an item, by both: a thread has 4 dims of every second head.
+__device__ void load_queries(const Task& task, Room& room, const Item& item) {
+  const int dim = threadIdx.x % kGroupThreads * 4;
+  constexpr int kAtOnce = 8;
+  for (int h = static_cast<int>(threadIdx.x) / kGroupThreads; h < kHeads; h += 2 * kAtOnce) {
+    float4 v[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      v[i] = {0, 0, 0, 0};
+      const int head = item.h0 + h + 2 * i;
+      if (head < task.op.heads) {
+        v[i] = *reinterpret_cast<const float4*>(task.op.q.data + item.t * task.op.q.ld +
+                                                static_cast<std::int64_t>(head) * kMmaDim + dim);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      *reinterpret_cast<uint2*>(place(room.q[dim / 64], h + 2 * i, dim % 64)) =
+          dim < kMmaPlain ? pack_plain(v[i]) : pack_rotated(v[i]);
+    }
+  }
+  publish();
+  wait_at(kQueries, 2 * kGroupThreads);
+}
+
+// s = queries times the rows of a buffer; four sums over quarters of the dims.
+__device__ void multiply_queries(Room& room, const Tile* rows, float (&s)[32]) {
+  constexpr int kTilesOfQuarter = kTiles / 4;
+  float c[32];
+#pragma unroll
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    float(&d)[32] = quarter == 0 ? s : c;
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < kTilesOfQuarter; ++i) {
+      const std::uint64_t a = tile_at(&room.q[quarter * kTilesOfQuarter + i]);
+      const std::uint64_t b = tile_at(&rows[quarter * kTilesOfQuarter + i]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) multiply_shared<0>(d, a + k * kAlongStep, b + k * kAlongStep, i + k);
+    }
+    end_products();
+    await_products(d);
+    if (quarter > 0) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) s[i] += c[i];
+    }
+  }
+}
+
+// A thread's two heads: threads of a quad share them.
+struct Heads {
+  float top[2];
+  float sum[2];
+  float factor[2];
+};
+
+// Probabilities in place of dot products; s[4 j + 2 r + i] is of head r and row 8 j + 2 t + i.
+__device__ void weigh(float (&s)[32], int n, float scale, Heads& heads) {
+  const int t = threadIdx.x % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = s[4 * j + 2 * r + i];
+        x = 8 * j + 2 * t + i < n ? exponent(x, scale) : -INFINITY;
+        top = fmaxf(top, x);
+      }
+    }
+    for (const int d : {1, 2}) top = fmaxf(top, __shfl_xor_sync(kAll, top, d));
+    top = fmaxf(heads.top[r], reference(top));
+    heads.factor[r] = whole_power2(heads.top[r] - top);
+    heads.top[r] = top;
+    float sums[4];
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) s[4 * j + 2 * r + i] = power2(s[4 * j + 2 * r + i] - top);
+      const float pair = s[4 * j + 2 * r] + s[4 * j + 2 * r + 1];
+      if (j % 2 == 0) sums[j / 2] = pair;
+      else sums[j / 2] += pair;
+    }
+    float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    for (const int d : {1, 2}) sum += __shfl_xor_sync(kAll, sum, d);
+    heads.sum[r] = fmaf(heads.sum[r], heads.factor[r], sum);
+  }
+}
+
+// o, related to another reference, plus a part's sum over 64 dims.
+__device__ void add_part(float (&o)[32], const float (&part)[32], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) o[i] = fmaf(o[i], factor[i / 2 % 2], part[i]);
+}
+
+// Writes 64 dims of 64 heads: lanes of a pair exchange what makes 4 neighbouring dims of one head.
+__device__ void write_tile(const Task& task, const Item& item, int dim0, const float (&o)[32], const float (&sum)[2]) {
+  const int lane = threadIdx.x % kWarp;
+  const int odd = lane % 2;
+  const int h = item.h0 + static_cast<int>(threadIdx.x) % kGroupThreads / kWarp * 16 + lane / 4 + 8 * odd;
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 mine = odd != 0 ? float2{o[4 * j + 2], o[4 * j + 3]} : float2{o[4 * j], o[4 * j + 1]};
+    const float2 give = odd != 0 ? float2{o[4 * j], o[4 * j + 1]} : float2{o[4 * j + 2], o[4 * j + 3]};
+    const float2 got = {__shfl_xor_sync(kAll, give.x, 1), __shfl_xor_sync(kAll, give.y, 1)};
+    const float4 v = odd != 0 ? float4{got.x, got.y, mine.x, mine.y} : float4{mine.x, mine.y, got.x, got.y};
+    if (h < task.op.heads) write_dims(task.op, item.t, h, dim0 + 8 * j + lane % 4 / 2 * 4, v, sum[odd]);
+  }
+}
+
+// kFirst: the group that has the logits.
+template <bool kFirst>
+__device__ void multiply(const Task& task, Room& room, int items) {
+  constexpr int kHalf = kTiles / 2;
+  const int lane = threadIdx.x % kWarp;
+  const int head = static_cast<int>(threadIdx.x) % kGroupThreads / kWarp * 16 + lane / 4;  // and head + 8
+  int count = 0;
+  for (int i = static_cast<int>(blockIdx.x); i < items; i += static_cast<int>(gridDim.x)) {
+    const Item item(task, i);
+    const Visible visible(task.op, task.op.batch.segments[task.op.batch.segment_of[item.t]], item.t);
+    load_queries(task, room, item);
+    Heads heads;
+    if (kFirst) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int h = item.h0 + head + 8 * r;
+        const Weight sink = sink_weight(h < task.op.heads ? task.op.sink[h] : 0.0F);
+        heads.top[r] = sink.top;
+        heads.sum[r] = sink.sum;
+      }
+    }
+    float o[kHalf][32];
+#pragma unroll
+    for (int j = 0; j < kHalf; ++j) {
+#pragma unroll
+      for (int k = 0; k < 32; ++k) o[j][k] = 0;
+    }
+    const int parts = (visible.n + kPartRows - 1) / kPartRows;
+    for (int part = 0; part < parts; ++part, ++count) {
+      const int buffer = count % kBuffers;
+      const Tile* rows = room.rows[buffer];
+      float c[32];
+      std::uint32_t p[4][4];
+      float factor[2];
+      if (kFirst) {
+        wait_at(kFull + buffer, 2 * kGroupThreads);
+        multiply_queries(room, rows, c);
+        weigh(c, visible.n - part * kPartRows, task.scale, heads);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+#pragma unroll
+          for (int x = 0; x < 4; ++x) p[k][x] = pack_rounded(c[8 * k + 2 * x], c[8 * k + 2 * x + 1]);
+        }
+        factor[0] = heads.factor[0];
+        factor[1] = heads.factor[1];
+        if (count > 0) wait_at(kSummed, 2 * kGroupThreads);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+#pragma unroll
+          for (int x = 0; x < 4; ++x) {
+            *reinterpret_cast<std::uint32_t*>(place(room.p, head + x % 2 * 8, 16 * k + x / 2 * 8 + lane % 4 * 2)) = p[k][x];
+          }
+        }
+        if (lane % 4 == 0) {
+          for (int r = 0; r < 2; ++r) {
+            room.factors[head + 8 * r] = factor[r];
+            room.sums[head + 8 * r] = heads.sum[r];
+          }
+        }
+        publish();
+        tell(kWeighed, 2 * kGroupThreads);
+      } else {
+        wait_at(kWeighed, 2 * kGroupThreads);
+        factor[0] = room.factors[head];
+        factor[1] = room.factors[head + 8];
+        heads.sum[0] = room.sums[head];
+        heads.sum[1] = room.sums[head + 8];
+      }
+#pragma unroll
+      for (int j = 0; j < kHalf; ++j) {
+        const std::uint64_t b = tile_at(&rows[(kFirst ? 0 : kHalf) + j]);
+        begin_products();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (kFirst) multiply_turned(c, p[k], b + k * kAcrossStep, k);
+          else multiply_shared<1>(c, tile_at(&room.p) + k * kAlongStep, b + k * kAcrossStep, k);
+        }
+        end_products();
+        await_products(c);
+        add_part(o[j], c, factor);
+      }
+      if (!kFirst) tell(kSummed, 2 * kGroupThreads);
+      tell(kEmpty + buffer, kThreads);
+    }
+#pragma unroll
+    for (int j = 0; j < kHalf; ++j) write_tile(task, item, 64 * ((kFirst ? 0 : kHalf) + j), o[j], heads.sum);
+  }
+}
+
+#endif
+
+__global__ void __launch_bounds__(kThreads, 1) attend_whole_tokens(Task task, int items) {
+  await_previous();
+#if FATHOM_ATTENTION_WGMMA
+  extern __shared__ uint4 shared16[];
+  const std::uint32_t skip = (1024 - shared_address(shared16) % 1024) % 1024;
+  Room& room = *reinterpret_cast<Room*>(reinterpret_cast<std::byte*>(shared16) + skip);
+  const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
+  if (group == 2) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+    read_rows(task, room, items);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
+    if (group == 0) multiply<true>(task, room, items);
+    else multiply<false>(task, room, items);
+  }
+#endif
+}
+
+}  // namespace
+
+bool can_attend_whole() {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, attend_whole_tokens) == cudaSuccess && attributes.binaryVersion == 90;
+}
+
+void attend_whole(Context& c, const SparseAttention& op) {
+  const DeviceRing ring(op.ring);
+  const std::int64_t tokens = op.batch.tokens;
+  std::byte* encoded = c.scratch->take(static_cast<std::size_t>(tokens * ring.codec.bytes), c.fault);
+  launch(c, "sparse_attention_encode", encode_window,
+         dim3(static_cast<unsigned>(ceil_div(tokens, kEncodeThreads / kWarp))), kEncodeThreads, 0, op.kv, ring.codec, tokens,
+         encoded);
+  const Task task{.op = op,
+                  .ring = ring,
+                  .pages = DevicePages(op.entries),
+                  .encoded = encoded,
+                  .scale = exponent_scale(),
+                  .head_blocks = ceil_div(op.heads, kHeads)};
+  const auto items = static_cast<int>(tokens * task.head_blocks);
+  launch(c, "sparse_attention", attend_whole_tokens, dim3(static_cast<unsigned>(std::min(items, c.multiprocessors))),
+         kThreads, kRoomBytes, task, items);
+}
+
+}  // namespace fathom::ops::cuda

@@ -1,0 +1,173 @@
+// Index scores on tensor units. A warp multiplies 16 entries with the heads of one token, 64 at a time.
+//
+// Products of FP4 numbers with power-of-two scales are exact. A dot product is summed by the tensor units in a fixed
+// order of the dims, rounded to bf16 as the carrier has it, cut at 0, multiplied by the head's weight, rounded again; the
+// tensor units add those over the heads, as products with ones.
+#include <algorithm>
+
+#include "ops/cuda/entry.cuh"
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/tensor.cuh"
+#include "ops/indexer/index_mma.cuh"
+
+namespace fathom::ops::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kTile = 16;   // entries of a warp
+constexpr int kSteps = 8;   // of 16 dims
+constexpr int kGroup = 64;  // heads at once
+constexpr int kPairs = kGroup / 16;
+constexpr float kKeyRange = 0x1p32F;  // keys are divided by it, to stay in range, and weights multiplied
+
+// Lane (g, t) has dims 32t .. 32t + 31 of entries g and g + 8, 8 to a word, of which a word gives two steps: pairs
+// (0, 4) (1, 5), then (2, 6) (3, 7). Queries lie in shared memory as lanes want them: [heads / 16][kSteps][lane], of heads
+// g and g + 8 of the 16.
+__device__ void store_queries(const IndexSelect& op, std::int64_t t, int heads, uint4* queries, std::uint32_t* weights) {
+  constexpr int kOctets = kIndexDim / 8;
+  for (int i = threadIdx.x; i < heads * kOctets; i += kThreads) {
+    const int h = i / kOctets;
+    const int octet = i % kOctets;
+    float4 a = {0, 0, 0, 0};
+    float4 b = {0, 0, 0, 0};
+    if (h < op.heads) {
+      const auto* from =
+          reinterpret_cast<const float4*>(op.q.data + t * op.q.ld + static_cast<std::int64_t>(h) * kIndexDim + 8 * octet);
+      a = from[0];
+      b = from[1];
+    }
+    const int word = octet % 4;
+    auto* to = reinterpret_cast<uint2*>(queries + (h / 16 * kSteps + 2 * word) * kWarp + h % 8 * 4 + octet / 4) + h / 8 % 2;
+    to[0] = {pack_exact(a.x, b.x), pack_exact(a.y, b.y)};
+    to[2 * kWarp] = {pack_exact(a.z, b.z), pack_exact(a.w, b.w)};
+  }
+  for (int i = threadIdx.x; i < heads / 2; i += kThreads) {
+    float w[2] = {0, 0};
+    for (int j = 0; j < 2; ++j) {
+      if (2 * i + j < op.heads) w[j] = round_bf16(op.weights.data[t * op.weights.ld + 2 * i + j] * op.scale) * kKeyRange;
+    }
+    weights[i] = pack_exact(w[0], w[1]);
+  }
+}
+
+// A lane's part of one entry: 32 codes and their scale.
+struct KeyPart {
+  std::uint32_t codes[4];
+  std::uint32_t scale;
+
+  __device__ void load(const std::byte* entry, int t) {
+    const auto* words = reinterpret_cast<const std::uint32_t*>(entry) + 4 * t;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) codes[i] = words[i];
+    scale = byte_at(entry, kIndexDim / 2 + t);
+  }
+  // The multiplier of placed codes. Scales above 2^33 are NaN, as code 255 is: their entries count as nothing.
+  __device__ std::uint32_t factor() const {
+    const std::uint32_t bits = scale <= 160U ? (scale + 94U) << 7 : 0x7fc0U;
+    return bits << 16 | bits;
+  }
+};
+
+// The 3 bits of a code placed under a bf16's sign are the value times 2^-126.
+__device__ inline void expand(std::uint32_t word, std::uint32_t factor, std::uint32_t (&pairs)[4]) {
+  constexpr std::uint32_t kSigns = 0x80008000U;
+  constexpr std::uint32_t kBits = 0x01c001c0U;
+  pairs[0] = multiply_pairs((word << 12 & kSigns) | (word << 6 & kBits), factor);
+  pairs[1] = multiply_pairs((word << 8 & kSigns) | (word << 2 & kBits), factor);
+  pairs[2] = multiply_pairs((word << 4 & kSigns) | (word >> 2 & kBits), factor);
+  pairs[3] = multiply_pairs((word & kSigns) | (word >> 6 & kBits), factor);
+}
+
+// sums += the scores' shares of two times 8 heads: of dots c0 and c1.
+__device__ inline void add_heads(float (&sums)[4], const float (&c0)[4], const float (&c1)[4], std::uint32_t w0,
+                                 std::uint32_t w1) {
+  constexpr std::uint32_t kOnes = 0x3f803f80U;
+  const std::uint32_t shares[4] = {multiply_pairs(positive_pair(pack_rounded(c0[0], c0[1])), w0),
+                                   multiply_pairs(positive_pair(pack_rounded(c0[2], c0[3])), w0),
+                                   multiply_pairs(positive_pair(pack_rounded(c1[0], c1[1])), w1),
+                                   multiply_pairs(positive_pair(pack_rounded(c1[2], c1[3])), w1)};
+  multiply_tile(sums, shares, kOnes, kOnes);
+}
+
+__device__ inline std::uint16_t score_key(float score) {
+  if (isnan(score)) return 0;
+  const std::uint32_t u = score == 0.0F ? 0U : bf16_bits(score);
+  return static_cast<std::uint16_t>(u ^ ((u >> 15) != 0 ? 0xffffU : 0x8000U));
+}
+
+__global__ void __launch_bounds__(kThreads, 4)
+    index_scores(IndexSelect op, DevicePages pages, int heads, ScoreKeys scores) {
+  await_previous();
+  extern __shared__ uint4 queries[];
+  auto* weights = reinterpret_cast<std::uint32_t*>(queries + heads / 16 * kSteps * kWarp);
+  const std::int64_t t = scores.t0 + static_cast<std::int64_t>(blockIdx.y);
+  const int exist = (op.batch.positions[t] + 1) / pages.ratio;
+  const int lane = threadIdx.x % kWarp;
+  const int tiles = (exist + kTile - 1) / kTile;
+  const int stride = static_cast<int>(gridDim.x) * kWarps;
+  int tile = static_cast<int>(blockIdx.x) * kWarps;
+  if (exist <= op.selected.cols || tile >= tiles) return;  // all are selected, nothing is scored
+  tile += static_cast<int>(threadIdx.x) / kWarp;
+  const Segment s = op.batch.segments[op.batch.segment_of[t]];
+  KeyPart next[2];
+  const auto load = [&](int at) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) next[r].load(pages.at(s, min(at * kTile + lane / 4 + 8 * r, exist - 1)), lane % 4);
+  };
+  load(tile);
+  store_queries(op, t, heads, queries, weights);
+  __syncthreads();
+  std::uint16_t* out = scores.data + static_cast<std::int64_t>(blockIdx.y) * scores.ld;
+  for (; tile < tiles; tile += stride) {
+    const KeyPart now[2] = {next[0], next[1]};
+    if (tile + stride < tiles) load(tile + stride);
+    const std::uint32_t factors[2] = {now[0].factor(), now[1].factor()};
+    float sums[4] = {0, 0, 0, 0};
+    for (int h0 = 0; h0 < heads; h0 += kGroup) {
+      const uint4* q = queries + h0 / 16 * kSteps * kWarp + lane;
+      float dots[2 * kPairs][4] = {};
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        std::uint32_t a[4];
+        std::uint32_t b[4];
+        expand(now[0].codes[word], factors[0], a);
+        expand(now[1].codes[word], factors[1], b);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const std::uint32_t k[4] = {a[2 * half], b[2 * half], a[2 * half + 1], b[2 * half + 1]};
+#pragma unroll
+          for (int j = 0; j < kPairs; ++j) {
+            const uint4 v = q[(j * kSteps + 2 * word + half) * kWarp];
+            multiply_tile(dots[2 * j], k, v.x, v.y);
+            multiply_tile(dots[2 * j + 1], k, v.z, v.w);
+          }
+        }
+      }
+      const std::uint32_t* w = weights + h0 / 2 + lane % 4;
+#pragma unroll
+      for (int j = 0; j < kPairs; ++j) add_heads(sums, dots[2 * j], dots[2 * j + 1], w[8 * j], w[8 * j + 4]);
+    }
+    const int entry = tile * kTile + lane / 4;
+    if (lane % 4 == 0) {
+      if (entry < exist) out[entry] = score_key(sums[0]);
+      if (entry + 8 < exist) out[entry + 8] = score_key(sums[2]);
+    }
+  }
+}
+
+}  // namespace
+
+void score_entries(Context& c, const IndexSelect& op, const ScoreKeys& scores) {
+  const int heads = ceil_div(op.heads, kGroup) * kGroup;
+  const std::size_t shared =
+      static_cast<std::size_t>(heads) * kIndexDim * sizeof(std::uint16_t) + sizeof(std::uint16_t) * static_cast<std::size_t>(heads);
+  // Enough blocks to fill the device four times over, each with as much to do as there is then.
+  const std::int64_t most = ceil_div(op.batch.longest / op.keys.ratio, kTile * kWarps);
+  const std::int64_t wanted = std::max(4 * c.multiprocessors / scores.tokens, 1);
+  launch(c, "index_scores", index_scores,
+         dim3(static_cast<unsigned>(std::min(most, wanted)), static_cast<unsigned>(scores.tokens)), kThreads, shared, op,
+         DevicePages(op.keys), heads, scores);
+}
+
+}  // namespace fathom::ops::cuda

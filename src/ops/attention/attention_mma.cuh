@@ -3,9 +3,10 @@
 // defined by the token's place alone:
 //   A token's visible rows come in parts of kPartRows, cut by their place in the visible set. A logit is the sum, in
 //   order, of the tensor units' sums over four quarters of the dims. Logits are powers of two's exponents, rounded to
-//   multiples of 2^-13; what a part's probabilities relate to is a power of two as well, its highest logit rounded up. So
-//   relating them to another power of two changes no bit, before or after they are rounded to bf16 and summed: whoever
-//   computes a part may use any reference. The sums of parts are added in order.
+//   multiples of 2^-13; what a part's probabilities relate to is a power of two as well, its highest logit rounded up.
+//   So relating them to another power of two changes no bit, before or after they are rounded to bf16 and summed:
+//   whoever computes a part may use any reference. The sums of kSpanParts parts, a span, are added in order, then those
+//   of spans.
 //
 // Queries, window rows and stored entries are bf16 numbers (`official-bf16`), products are exact.
 //
@@ -24,6 +25,8 @@ constexpr int kMmaRope = 64;
 constexpr int kMmaPlain = kMmaDim - kMmaRope;
 constexpr int kMmaPitch = kMmaDim + 8;  // bf16 numbers from row to row, against bank conflicts
 constexpr int kPartRows = 64;
+constexpr int kSpanParts = 10;  // the window and 512 selected entries
+constexpr int kSpanRows = kSpanParts * kPartRows;
 constexpr int kMmaThreads = 256;
 constexpr int kMmaWarps = kMmaThreads / kWarp;
 
@@ -33,10 +36,10 @@ inline bool on_tensor_units(const SparseAttention& op) {
     return c.format == quant::EntryFormat::kFp8RopeBf16 && c.dim == kMmaDim && c.rope_dim == kMmaRope;
   };
   const auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
-  return op.carrier == Carrier::kBf16 && op.kv.cols == kMmaDim && op.cos.cols * 2 == kMmaRope && stored(op.ring.codec) &&
-         (op.entries.ratio == 0 || stored(op.entries.codec)) && aligned(op.q.data) && aligned(op.kv.data) &&
-         aligned(op.out.data) && op.q.ld % 4 == 0 && op.kv.ld % 4 == 0 && op.out.ld % 4 == 0 && op.ring.offset % 8 == 0 &&
-         op.entries.offset % 8 == 0;
+  return op.carrier == Carrier::kBf16 && op.kv.cols == kMmaDim && op.cos.cols * 2 == kMmaRope &&
+         stored(op.ring.codec) && (op.entries.ratio == 0 || stored(op.entries.codec)) && aligned(op.q.data) &&
+         aligned(op.kv.data) && aligned(op.out.data) && op.q.ld % 4 == 0 && op.kv.ld % 4 == 0 && op.out.ld % 4 == 0 &&
+         op.ring.offset % 8 == 0 && op.entries.offset % 8 == 0;
 }
 
 // ---- Rows as bf16 numbers.
@@ -65,11 +68,13 @@ __device__ inline uint4 expand_codes(uint2 codes, std::uint32_t scale_code) {
   if ((carried & 0x08000800U) != 0 || scale_code > kHighest) return expand_any(codes, scale_code);
   const std::uint32_t scale = (scale_code + 120U) << 7 | (scale_code + 120U) << 23;
   return {multiply_pairs(bits[0] | (codes.x << 8 & kSigns), scale), multiply_pairs(bits[1] | (codes.x & kSigns), scale),
-          multiply_pairs(bits[2] | (codes.y << 8 & kSigns), scale), multiply_pairs(bits[3] | (codes.y & kSigns), scale)};
+          multiply_pairs(bits[2] | (codes.y << 8 & kSigns), scale),
+          multiply_pairs(bits[3] | (codes.y & kSigns), scale)};
 }
 
 // A stored entry as a warp reads it, in pieces of 8 bytes: 56 of codes, 16 of rotated dims, one of scales. A lane has
-// codes' piece `lane`; codes' piece lane + 32 or rotated dims' piece lane - 24; rotated dims' piece lane + 8 or the scales.
+// codes' piece `lane`; codes' piece lane + 32 or rotated dims' piece lane - 24; rotated dims' piece lane + 8 or the
+// scales.
 struct StoredRow {
   static constexpr int kRopePieces = 2 * kMmaRope / 8;
   static constexpr int kCodePieces = kMmaPlain / 8;
@@ -128,7 +133,7 @@ struct Weight {
   float sum;
 };
 
-// A sink is one more logit whose value is zero; it is what every head begins with.
+// A sink is one more logit whose value is zero.
 __device__ inline Weight sink_weight(float sink) {
   const float x = exponent(sink, 0x1.715476p0F);
   const float top = reference(x);
@@ -138,9 +143,9 @@ __device__ inline Weight sink_weight(float sink) {
 // The factor from dot products to exponents.
 inline float exponent_scale() { return static_cast<float>(1.4426950408889634 / 22.627416997969522); }
 
-// Writes 4 neighbouring dims of one head, given in the order of shared memory: divided, turned back, rounded.
-__device__ inline void write_dims(const SparseAttention& op, std::int64_t t, int h, int dim, float4 o, float sum) {
-  const float inverse = __frcp_rn(sum);
+// Writes 4 neighbouring dims of one head, given in the order of shared memory: divided by their weight, turned back,
+// rounded.
+__device__ inline void write_dims(const SparseAttention& op, std::int64_t t, int h, int dim, float4 o, float inverse) {
   float4 v = {round_bf16(o.x * inverse), round_bf16(o.y * inverse), round_bf16(o.z * inverse),
               round_bf16(o.w * inverse)};
   if (dim < kMmaPlain) {
@@ -154,6 +159,37 @@ __device__ inline void write_dims(const SparseAttention& op, std::int64_t t, int
   }
   *reinterpret_cast<float4*>(op.out.data + t * op.out.ld + static_cast<std::int64_t>(h) * kMmaDim + dim) = v;
 }
+
+// What parts or spans, units, leave for merge(): [tokens, units, heads rounded up] of kMmaDim sums, in the order of
+// shared memory, and of weights.
+struct Partials {
+  float* sums;
+  Weight* weights;
+  int units;  // most of any token
+  int heads;
+  int rows;  // of a unit: kPartRows or kSpanRows
+  int t0;    // the first token
+
+  __device__ std::int64_t at(std::int64_t t, int unit, int h) const { return ((t - t0) * units + unit) * heads + h; }
+};
+// How many tokens' should lie in memory at once, and where.
+class PartialsPlan {
+ public:
+  PartialsPlan(const SparseAttention& op, int rows, int heads, Pieces& pieces);
+  std::int32_t tokens() const { return tokens_; }
+  int units() const { return units_; }
+  Partials at(std::byte* memory, std::int32_t t0) const;
+
+ private:
+  int rows_;
+  int heads_;
+  int units_;
+  std::int32_t tokens_;
+  std::size_t sums_ = 0;
+  std::size_t weights_ = 0;
+};
+// Adds up what lies there. Tokens of one span, where units are spans, are none of its business.
+void merge(Context& c, const SparseAttention& op, const Partials& partials, std::int32_t tokens);
 
 // In attention_spread_cuda.cu and attention_whole_cuda.cu. The second is Hopper's; without it the first does for any
 // number of tokens.

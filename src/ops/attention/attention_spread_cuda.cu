@@ -1,6 +1,5 @@
-// Attention of few tokens: a block takes one part of the rows of 16 heads of one token, a second kernel adds the parts.
+// Attention of few tokens: a block takes one part of the rows of 16 heads of one token, merge() adds the parts.
 #include <algorithm>
-#include <cmath>
 
 #include "ops/attention/attention_mma.cuh"
 
@@ -23,18 +22,8 @@ struct Room {
 };
 static_assert(sizeof(Room) <= 99 << 10);
 
-// What parts leave: [tokens, parts, heads rounded up] of kMmaDim sums, in the order of shared memory, and of weights.
-struct Partials {
-  float* sums;
-  Weight* weights;
-  int parts;  // most of any token
-  int heads;
-
-  __device__ std::int64_t at(std::int64_t token, int part, int h) const { return (token * parts + part) * heads + h; }
-};
-
-// The queries of 16 heads: asked for, then, rounded and in order, written to shared memory. A thread has 4 dims of every
-// second head.
+// The queries of 16 heads: asked for, then, rounded and in order, written to shared memory. A thread has 4 dims of
+// every second head.
 struct Queries {
   static constexpr int kAcross = kMmaDim / 4;
   static constexpr int kEach = kHeads * kAcross / kMmaThreads;
@@ -69,7 +58,8 @@ __device__ void load_rows(const SparseAttention& op, const DeviceRing& ring, con
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   Visible::Place place{nullptr, nullptr, false};
-  if (lane < kEach && warp + lane * kMmaWarps < n) place = visible.place(op, ring, pages, begin + warp + lane * kMmaWarps);
+  if (lane < kEach && warp + lane * kMmaWarps < n)
+    place = visible.place(op, ring, pages, begin + warp + lane * kMmaWarps);
   StoredRow stored[kEach];
   const float* values[kEach];
   bool here[kEach];
@@ -179,11 +169,11 @@ __device__ void multiply_rows(const Room& room, float (&c)[8][4]) {
 }
 
 __global__ void __launch_bounds__(kMmaThreads)
-    attend_parts(SparseAttention op, DeviceRing ring, DevicePages pages, float scale, int t0, Partials partials) {
+    attend_parts(SparseAttention op, DeviceRing ring, DevicePages pages, float scale, Partials partials) {
   await_previous();
   extern __shared__ uint4 shared16[];
   Room& room = *reinterpret_cast<Room*>(shared16);
-  const std::int64_t t = t0 + static_cast<std::int64_t>(blockIdx.z);
+  const std::int64_t t = partials.t0 + static_cast<std::int64_t>(blockIdx.z);
   const int part = static_cast<int>(blockIdx.x);
   const int h0 = static_cast<int>(blockIdx.y) * kHeads;
   const Segment segment = op.batch.segments[op.batch.segment_of[t]];
@@ -197,13 +187,14 @@ __global__ void __launch_bounds__(kMmaThreads)
   multiply_queries(room);
   __syncthreads();
   const Weight weight = weigh(room, n, scale);
-  const std::int64_t first = partials.at(blockIdx.z, part, h0);
+  const std::int64_t first = partials.at(t, part, h0);
   if (threadIdx.x % 16 == 0) partials.weights[first + threadIdx.x / 16] = weight;
   __syncthreads();
   float c[8][4] = {};
   multiply_rows(room, c);
   const int lane = threadIdx.x % kWarp;
-  float* sums = partials.sums + (first + lane / 4) * kMmaDim + threadIdx.x / kWarp * (kMmaDim / kMmaWarps) + lane % 4 * 2;
+  float* sums =
+      partials.sums + (first + lane / 4) * kMmaDim + threadIdx.x / kWarp * (kMmaDim / kMmaWarps) + lane % 4 * 2;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     *reinterpret_cast<float2*>(sums + 8 * j) = {c[j][0], c[j][1]};
@@ -211,76 +202,21 @@ __global__ void __launch_bounds__(kMmaThreads)
   }
 }
 
-// One block a token and head, 4 dims a thread.
-constexpr int kMergeThreads = kMmaDim / 4;
-__global__ void __launch_bounds__(kMergeThreads) attend_merge(SparseAttention op, int t0, Partials partials) {
-  await_previous();
-  const std::int64_t t = t0 + static_cast<std::int64_t>(blockIdx.y);
-  const int h = static_cast<int>(blockIdx.x);
-  const int dim = 4 * static_cast<int>(threadIdx.x);
-  const Visible visible(op, op.batch.segments[op.batch.segment_of[t]], t);
-  const int parts = (visible.n + kPartRows - 1) / kPartRows;
-  const Weight* weights = partials.weights + partials.at(blockIdx.y, 0, h);
-  const float* sums = partials.sums + partials.at(blockIdx.y, 0, h) * kMmaDim + dim;
-  constexpr int kAhead = 10;  // parts under way
-  float4 o[kAhead];
-  const auto load = [&](int begin) {
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      const std::int64_t part = min(begin + k, parts - 1);
-      o[k] = *reinterpret_cast<const float4*>(sums + part * partials.heads * kMmaDim);
-    }
-  };
-  load(0);
-  const Weight sink = sink_weight(op.sink[h]);
-  float top = sink.top;
-  for (int p = threadIdx.x % kWarp; p < parts; p += kWarp) {
-    top = fmaxf(top, weights[static_cast<std::int64_t>(p) * partials.heads].top);
-  }
-  top = warp_max(top);
-  float sum = sink.sum * whole_power2(sink.top - top);
-  float4 total = {0, 0, 0, 0};
-  for (int begin = 0; begin < parts; begin += kAhead) {
-#pragma unroll
-    for (int k = 0; k < kAhead; ++k) {
-      if (begin + k >= parts) break;
-      const Weight w = weights[static_cast<std::int64_t>(begin + k) * partials.heads];
-      const float factor = whole_power2(w.top - top);
-      sum = fmaf(w.sum, factor, sum);
-      total = {fmaf(o[k].x, factor, total.x), fmaf(o[k].y, factor, total.y), fmaf(o[k].z, factor, total.z),
-               fmaf(o[k].w, factor, total.w)};
-    }
-    if (begin + kAhead < parts) load(begin + kAhead);
-  }
-  write_dims(op, t, h, dim, total, sum);
-}
-
 }  // namespace
 
 void attend_spread(Context& c, const SparseAttention& op) {
   const int head_blocks = ceil_div(op.heads, kHeads);
-  const int parts = ceil_div(most_rows(op), kPartRows);
-  const int heads = head_blocks * kHeads;
-  const std::int64_t each = std::int64_t{parts} * heads;  // of a token
-  constexpr std::int64_t kMostFloats = std::int64_t{64} << 20;  // a few tokens at a time where contexts are long
-  const auto at_once = static_cast<std::int32_t>(std::clamp<std::int64_t>(kMostFloats / (each * kMmaDim), 1, 32768));
-  for (std::int32_t t0 = 0; t0 < op.batch.tokens; t0 += at_once) {
-    const auto n = std::min(at_once, op.batch.tokens - t0);
-    Pieces pieces;
-    const std::size_t sums = pieces.add<float>(each * n * kMmaDim);
-    const std::size_t weights = pieces.add<Weight>(each * n);
-    std::byte* memory = c.scratch->take(pieces.bytes(), c.fault);
-    if (memory == nullptr) return;
-    const Partials partials{.sums = reinterpret_cast<float*>(memory + sums),
-                            .weights = reinterpret_cast<Weight*>(memory + weights),
-                            .parts = parts,
-                            .heads = heads};
-    const auto tokens = static_cast<unsigned>(n);
+  Pieces pieces;
+  const PartialsPlan plan(op, kPartRows, head_blocks * kHeads, pieces);
+  std::byte* memory = c.scratch->take(pieces.bytes(), c.fault);
+  if (memory == nullptr) return;
+  for (std::int32_t t0 = 0; t0 < op.batch.tokens; t0 += plan.tokens()) {
+    const Partials partials = plan.at(memory, t0);
+    const std::int32_t n = std::min(plan.tokens(), op.batch.tokens - t0);
     launch(c, "sparse_attention_parts", attend_parts,
-           dim3(static_cast<unsigned>(parts), static_cast<unsigned>(head_blocks), tokens), kMmaThreads, sizeof(Room), op,
-           DeviceRing(op.ring), DevicePages(op.entries), exponent_scale(), t0, partials);
-    launch(c, "sparse_attention_merge", attend_merge, dim3(static_cast<unsigned>(op.heads), tokens), kMergeThreads, 0, op,
-           t0, partials);
+           dim3(static_cast<unsigned>(plan.units()), static_cast<unsigned>(head_blocks), static_cast<unsigned>(n)),
+           kMmaThreads, sizeof(Room), op, DeviceRing(op.ring), DevicePages(op.entries), exponent_scale(), partials);
+    merge(c, op, partials, n);
   }
 }
 

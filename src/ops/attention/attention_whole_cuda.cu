@@ -1,11 +1,12 @@
-// Attention of many tokens on Hopper: one block does all rows of 64 heads of a token, then of the next token.
+// Attention of many tokens on Hopper: a block does a span of the rows of 64 heads of a token, which mostly is all of
+// them, then another.
 //
 // Three groups of four warps: one reads and expands rows, two parts ahead of the others; one has the logits, their
 // probabilities, and the sum over the first half of the dims; one has the sum over the second half.
 #include <algorithm>
 
 #include "ops/attention/attention_mma.cuh"
-#include "ops/attention/attention_wgmma.cuh"
+#include "ops/cuda/tensor_async.cuh"
 
 namespace fathom::ops::cuda {
 namespace {
@@ -16,7 +17,7 @@ constexpr int kThreads = 3 * kGroupThreads;
 constexpr int kTiles = kMmaDim / 64;
 constexpr int kBuffers = 2;
 
-// 64 rows of 64 numbers (attention_wgmma.cuh).
+// 64 rows of 64 numbers (tensor_async.cuh).
 struct Tile {
   uint4 pieces[64][8];
 };
@@ -24,19 +25,21 @@ struct Tile {
 struct Room {
   Tile q[kTiles];
   Tile rows[kBuffers][kTiles];
-  Tile p;                // of heads by rows
-  float factors[kHeads];  // what a part's reference makes of the sums before it
-  float sums[kHeads];
+  Tile p;                  // of heads by rows
+  float factors[kHeads];   // what a part's reference makes of the sums before it
+  float inverses[kHeads];  // of all weights
 };
 constexpr std::size_t kRoomBytes = sizeof(Room) + 1024;  // it begins at a multiple of 1,024
 
 // What the step's own window rows look like in the ring's format: [tokens] entries.
-constexpr int kEncodeThreads = 128;
+constexpr int kEncodeThreads = 256;
 __global__ void __launch_bounds__(kEncodeThreads)
-    encode_window(Mat<const float> kv, DeviceCodec codec, std::int64_t tokens, std::byte* encoded) {
+    encode_window(Mat<const float> kv, DeviceCodec codec, std::byte* encoded) {
   await_previous();
-  const std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * (kEncodeThreads / kWarp) + threadIdx.x / kWarp;
-  if (t < tokens) encode_warp(codec, kv.data + t * kv.ld, encoded + t * codec.bytes);
+  const std::int64_t t = blockIdx.x;
+  for (int piece = threadIdx.x / kWarp; piece < pieces_of(codec); piece += kEncodeThreads / kWarp) {
+    encode_piece(codec, kv.data + t * kv.ld, encoded + t * codec.bytes, piece);
+  }
 }
 
 struct Task {
@@ -46,16 +49,18 @@ struct Task {
   const std::byte* encoded;
   float scale;
   int head_blocks;
+  int items;
+  Partials partials;  // where tokens have several spans
 };
 
-#if FATHOM_ATTENTION_WGMMA
+#if FATHOM_ASYNC_PRODUCTS
 
 __device__ inline std::uint16_t* place(Tile& tile, int row, int column) {
   return reinterpret_cast<std::uint16_t*>(&tile.pieces[row][column / 8 ^ row % 8]) + column % 8;
 }
 
 // Named barriers: the groups that meet at each wait for, or tell, the others.
-enum Barrier : int { kFull = 1, kEmpty = kFull + kBuffers, kWeighed = kEmpty + kBuffers, kSummed, kQueries };
+enum Barrier : int { kFull = 1, kEmpty = kFull + kBuffers, kWeighed = kEmpty + kBuffers, kSummed, kBoth };
 __device__ inline void wait_at(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -65,11 +70,25 @@ __device__ inline void tell(int barrier, int threads) {
 // What was written to shared memory can be read by the matrix instructions of who is told.
 __device__ inline void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A block's items: (token, 64 heads).
+// A block's items: (token, 64 heads, span).
 struct Item {
   std::int64_t t;
   int h0;
-  __device__ Item(const Task& task, int i) : t(i / task.head_blocks), h0(i % task.head_blocks * kHeads) {}
+  int span;
+  Segment segment;
+  Visible visible;
+  int end;  // of its rows
+
+  __device__ Item(const Task& task, int i)
+      : t(task.partials.t0 + i / (task.head_blocks * task.partials.units)),
+        h0(i / task.partials.units % task.head_blocks * kHeads),
+        span(i % task.partials.units),
+        segment(task.op.batch.segments[task.op.batch.segment_of[t]]),
+        visible(task.op, segment, t),
+        end(min(visible.n, (span + 1) * kSpanRows)) {}
+  __device__ int first_part() const { return span * kSpanParts; }
+  __device__ int end_part() const { return (end + kPartRows - 1) / kPartRows; }
+  __device__ bool alone() const { return visible.n <= kSpanRows; }
 };
 
 // ---- The reading group.
@@ -77,16 +96,16 @@ struct Item {
 // The rows of one warp: every fourth of a part, each as an address, or nullptr behind the end. Lane i knows the i-th.
 constexpr int kRowsOfWarp = kPartRows / 4;
 
-__device__ const std::byte* address(const Task& task, const Visible& visible, int part) {
+__device__ const std::byte* address(const Task& task, const Item& item, int part) {
   const int lane = threadIdx.x % kWarp;
   const int r = part * kPartRows + static_cast<int>(threadIdx.x) / kWarp % 4 + 4 * lane;
-  if (lane >= kRowsOfWarp || r >= visible.n) return nullptr;
-  const Visible::Place place = visible.place(task.op, task.ring, task.pages, r);
+  if (lane >= kRowsOfWarp || r >= item.end) return nullptr;
+  const Visible::Place place = item.visible.place(task.op, task.ring, task.pages, r);
   if (place.stored != nullptr) return place.stored;
   return task.encoded + (place.values - task.op.kv.data) / task.op.kv.ld * task.ring.codec.bytes;
 }
 
-__device__ void read_rows(const Task& task, Room& room, int items) {
+__device__ void read_rows(const Task& task, Room& room) {
   const int warp = threadIdx.x / kWarp % 4;
   const int lane = threadIdx.x % kWarp;
   constexpr int kAhead = 8;  // rows under way
@@ -97,16 +116,14 @@ __device__ void read_rows(const Task& task, Room& room, int items) {
     else row.clear();
   };
   int count = 0;  // parts so far
-  for (int i = static_cast<int>(blockIdx.x); i < items; i += static_cast<int>(gridDim.x)) {
+  for (int i = static_cast<int>(blockIdx.x); i < task.items; i += static_cast<int>(gridDim.x)) {
     const Item item(task, i);
-    const Segment segment = task.op.batch.segments[task.op.batch.segment_of[item.t]];
-    const Visible visible(task.op, segment, item.t);
-    const int parts = (visible.n + kPartRows - 1) / kPartRows;
-    const std::byte* now = address(task, visible, 0);
+    if (item.first_part() >= item.end_part()) continue;
+    const std::byte* now = address(task, item, item.first_part());
 #pragma unroll
     for (int r = 0; r < kAhead; ++r) load(rows[r], now, r);
-    for (int part = 0; part < parts; ++part, ++count) {
-      const std::byte* next = address(task, visible, part + 1);
+    for (int part = item.first_part(); part < item.end_part(); ++part, ++count) {
+      const std::byte* next = address(task, item, part + 1);
       const int buffer = count % kBuffers;
       if (count >= kBuffers) wait_at(kEmpty + buffer, kThreads);
       Tile* tiles = room.rows[buffer];
@@ -151,7 +168,7 @@ __device__ void load_queries(const Task& task, Room& room, const Item& item) {
     }
   }
   publish();
-  wait_at(kQueries, 2 * kGroupThreads);
+  wait_at(kBoth, 2 * kGroupThreads);
 }
 
 // s = queries times the rows of a buffer; four sums over quarters of the dims.
@@ -225,88 +242,93 @@ __device__ void add_part(float (&o)[32], const float (&part)[32], const float (&
   for (int i = 0; i < 32; ++i) o[i] = fmaf(o[i], factor[i / 2 % 2], part[i]);
 }
 
-// Writes 64 dims of 64 heads: lanes of a pair exchange what makes 4 neighbouring dims of one head.
-__device__ void write_tile(const Task& task, const Item& item, int dim0, const float (&o)[32], const float (&sum)[2]) {
+// Writes 64 dims of 64 heads: lanes of a pair exchange what makes 4 neighbouring dims of one head. inverse: of the
+// lane's two heads, where the token is finished with this.
+__device__ void write_tile(const Task& task, const Item& item, int dim0, const float (&o)[32],
+                           const float (&inverse)[2]) {
   const int lane = threadIdx.x % kWarp;
   const int odd = lane % 2;
   const int h = item.h0 + static_cast<int>(threadIdx.x) % kGroupThreads / kWarp * 16 + lane / 4 + 8 * odd;
+  float* partial = task.partials.sums + task.partials.at(item.t, item.span, h) * kMmaDim;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     const float2 mine = odd != 0 ? float2{o[4 * j + 2], o[4 * j + 3]} : float2{o[4 * j], o[4 * j + 1]};
     const float2 give = odd != 0 ? float2{o[4 * j], o[4 * j + 1]} : float2{o[4 * j + 2], o[4 * j + 3]};
     const float2 got = {__shfl_xor_sync(kAll, give.x, 1), __shfl_xor_sync(kAll, give.y, 1)};
     const float4 v = odd != 0 ? float4{got.x, got.y, mine.x, mine.y} : float4{mine.x, mine.y, got.x, got.y};
-    if (h < task.op.heads) write_dims(task.op, item.t, h, dim0 + 8 * j + lane % 4 / 2 * 4, v, sum[odd]);
+    const int dim = dim0 + 8 * j + lane % 4 / 2 * 4;
+    if (!item.alone()) *reinterpret_cast<float4*>(partial + dim) = v;
+    else if (h < task.op.heads) write_dims(task.op, item.t, h, dim, v, inverse[odd]);
+  }
+}
+
+// The weights of an item's heads, when all parts are done: what sums are to be multiplied with, or for merge().
+__device__ void finish_weights(const Task& task, Room& room, const Item& item, int head, const Heads& heads) {
+  if (threadIdx.x % 4 != 0) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int h = item.h0 + head + 8 * r;
+    if (!item.alone()) {
+      task.partials.weights[task.partials.at(item.t, item.span, h)] = {heads.top[r], heads.sum[r]};
+    } else if (h < task.op.heads) {
+      const Weight sink = sink_weight(task.op.sink[h]);
+      const float top = fmaxf(sink.top, heads.top[r]);
+      const float factor = whole_power2(heads.top[r] - top);
+      const float sum = fmaf(heads.sum[r], factor, sink.sum * whole_power2(sink.top - top));
+      room.inverses[head + 8 * r] = factor * __frcp_rn(sum);
+    }
   }
 }
 
 // kFirst: the group that has the logits.
 template <bool kFirst>
-__device__ void multiply(const Task& task, Room& room, int items) {
+__device__ void multiply(const Task& task, Room& room) {
   constexpr int kHalf = kTiles / 2;
   const int lane = threadIdx.x % kWarp;
   const int head = static_cast<int>(threadIdx.x) % kGroupThreads / kWarp * 16 + lane / 4;  // and head + 8
   int count = 0;
-  for (int i = static_cast<int>(blockIdx.x); i < items; i += static_cast<int>(gridDim.x)) {
+  for (int i = static_cast<int>(blockIdx.x); i < task.items; i += static_cast<int>(gridDim.x)) {
     const Item item(task, i);
-    const Visible visible(task.op, task.op.batch.segments[task.op.batch.segment_of[item.t]], item.t);
+    if (item.first_part() >= item.end_part()) continue;
     load_queries(task, room, item);
-    Heads heads;
-    if (kFirst) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int h = item.h0 + head + 8 * r;
-        const Weight sink = sink_weight(h < task.op.heads ? task.op.sink[h] : 0.0F);
-        heads.top[r] = sink.top;
-        heads.sum[r] = sink.sum;
-      }
-    }
+    Heads heads = {{-0x1p30F, -0x1p30F}, {0, 0}, {0, 0}};
     float o[kHalf][32];
 #pragma unroll
     for (int j = 0; j < kHalf; ++j) {
 #pragma unroll
       for (int k = 0; k < 32; ++k) o[j][k] = 0;
     }
-    const int parts = (visible.n + kPartRows - 1) / kPartRows;
-    for (int part = 0; part < parts; ++part, ++count) {
+    for (int part = item.first_part(); part < item.end_part(); ++part, ++count) {
       const int buffer = count % kBuffers;
       const Tile* rows = room.rows[buffer];
       float c[32];
       std::uint32_t p[4][4];
-      float factor[2];
       if (kFirst) {
         wait_at(kFull + buffer, 2 * kGroupThreads);
         multiply_queries(room, rows, c);
-        weigh(c, visible.n - part * kPartRows, task.scale, heads);
+        weigh(c, item.end - part * kPartRows, task.scale, heads);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
 #pragma unroll
           for (int x = 0; x < 4; ++x) p[k][x] = pack_rounded(c[8 * k + 2 * x], c[8 * k + 2 * x + 1]);
         }
-        factor[0] = heads.factor[0];
-        factor[1] = heads.factor[1];
         if (count > 0) wait_at(kSummed, 2 * kGroupThreads);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
 #pragma unroll
           for (int x = 0; x < 4; ++x) {
-            *reinterpret_cast<std::uint32_t*>(place(room.p, head + x % 2 * 8, 16 * k + x / 2 * 8 + lane % 4 * 2)) = p[k][x];
+            const int row = 16 * k + x / 2 * 8 + lane % 4 * 2;
+            *reinterpret_cast<std::uint32_t*>(place(room.p, head + x % 2 * 8, row)) = p[k][x];
           }
         }
         if (lane % 4 == 0) {
-          for (int r = 0; r < 2; ++r) {
-            room.factors[head + 8 * r] = factor[r];
-            room.sums[head + 8 * r] = heads.sum[r];
-          }
+          for (int r = 0; r < 2; ++r) room.factors[head + 8 * r] = heads.factor[r];
         }
         publish();
         tell(kWeighed, 2 * kGroupThreads);
       } else {
         wait_at(kWeighed, 2 * kGroupThreads);
-        factor[0] = room.factors[head];
-        factor[1] = room.factors[head + 8];
-        heads.sum[0] = room.sums[head];
-        heads.sum[1] = room.sums[head + 8];
+        for (int r = 0; r < 2; ++r) heads.factor[r] = room.factors[head + 8 * r];
       }
 #pragma unroll
       for (int j = 0; j < kHalf; ++j) {
@@ -314,37 +336,40 @@ __device__ void multiply(const Task& task, Room& room, int items) {
         begin_products();
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          if (kFirst) multiply_turned(c, p[k], b + k * kAcrossStep, k);
+          if (kFirst) multiply_registers<1>(c, p[k], b + k * kAcrossStep, k);
           else multiply_shared<1>(c, tile_at(&room.p) + k * kAlongStep, b + k * kAcrossStep, k);
         }
         end_products();
         await_products(c);
-        add_part(o[j], c, factor);
+        add_part(o[j], c, heads.factor);
       }
       if (!kFirst) tell(kSummed, 2 * kGroupThreads);
       tell(kEmpty + buffer, kThreads);
     }
+    if (kFirst) finish_weights(task, room, item, head, heads);
+    wait_at(kBoth, 2 * kGroupThreads);
+    const float inverse[2] = {room.inverses[head], room.inverses[head + 8]};
 #pragma unroll
-    for (int j = 0; j < kHalf; ++j) write_tile(task, item, 64 * ((kFirst ? 0 : kHalf) + j), o[j], heads.sum);
+    for (int j = 0; j < kHalf; ++j) write_tile(task, item, 64 * ((kFirst ? 0 : kHalf) + j), o[j], inverse);
   }
 }
 
 #endif
 
-__global__ void __launch_bounds__(kThreads, 1) attend_whole_tokens(Task task, int items) {
+__global__ void __launch_bounds__(kThreads, 1) attend_whole_tokens(Task task) {
   await_previous();
-#if FATHOM_ATTENTION_WGMMA
+#if FATHOM_ASYNC_PRODUCTS
   extern __shared__ uint4 shared16[];
   const std::uint32_t skip = (1024 - shared_address(shared16) % 1024) % 1024;
   Room& room = *reinterpret_cast<Room*>(reinterpret_cast<std::byte*>(shared16) + skip);
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
   if (group == 2) {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
-    read_rows(task, room, items);
+    read_rows(task, room);
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
-    if (group == 0) multiply<true>(task, room, items);
-    else multiply<false>(task, room, items);
+    if (group == 0) multiply<true>(task, room);
+    else multiply<false>(task, room);
   }
 #endif
 }
@@ -359,19 +384,28 @@ bool can_attend_whole() {
 void attend_whole(Context& c, const SparseAttention& op) {
   const DeviceRing ring(op.ring);
   const std::int64_t tokens = op.batch.tokens;
-  std::byte* encoded = c.scratch->take(static_cast<std::size_t>(tokens * ring.codec.bytes), c.fault);
-  launch(c, "sparse_attention_encode", encode_window,
-         dim3(static_cast<unsigned>(ceil_div(tokens, kEncodeThreads / kWarp))), kEncodeThreads, 0, op.kv, ring.codec, tokens,
-         encoded);
-  const Task task{.op = op,
-                  .ring = ring,
-                  .pages = DevicePages(op.entries),
-                  .encoded = encoded,
-                  .scale = exponent_scale(),
-                  .head_blocks = ceil_div(op.heads, kHeads)};
-  const auto items = static_cast<int>(tokens * task.head_blocks);
-  launch(c, "sparse_attention", attend_whole_tokens, dim3(static_cast<unsigned>(std::min(items, c.multiprocessors))),
-         kThreads, kRoomBytes, task, items);
+  const int head_blocks = ceil_div(op.heads, kHeads);
+  Pieces pieces;
+  const std::size_t encoded = pieces.add<std::byte>(tokens * ring.codec.bytes);
+  const PartialsPlan plan(op, kSpanRows, head_blocks * kHeads, pieces);
+  std::byte* memory = c.scratch->take(pieces.bytes(), c.fault);
+  if (memory == nullptr) return;
+  launch(c, "sparse_attention_encode", encode_window, dim3(static_cast<unsigned>(tokens)), kEncodeThreads, 0, op.kv,
+         ring.codec, memory + encoded);
+  for (std::int32_t t0 = 0; t0 < op.batch.tokens; t0 += plan.tokens()) {
+    const std::int32_t n = std::min(plan.tokens(), op.batch.tokens - t0);
+    const Task task{.op = op,
+                    .ring = ring,
+                    .pages = DevicePages(op.entries),
+                    .encoded = memory + encoded,
+                    .scale = exponent_scale(),
+                    .head_blocks = head_blocks,
+                    .items = n * head_blocks * plan.units(),
+                    .partials = plan.at(memory, t0)};
+    launch(c, "sparse_attention", attend_whole_tokens,
+           dim3(static_cast<unsigned>(std::min(task.items, c.multiprocessors))), kThreads, kRoomBytes, task);
+    if (plan.units() > 1) merge(c, op, task.partials, n);
+  }
 }
 
 }  // namespace fathom::ops::cuda

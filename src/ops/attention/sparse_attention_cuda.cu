@@ -272,16 +272,17 @@ __global__ void __launch_bounds__(kThreads)
   write_head(op, s, t, h, state);
 }
 
-// One warp a token: its row into its ring, unless a later token of the step takes the same place.
-constexpr int kStoreThreads = 128;
+// One block a token: its row into its ring, unless a later token of the step takes the same place.
+constexpr int kStoreThreads = 256;
 __global__ void store_window(StoreWindow op, DeviceRing ring) {
   await_previous();
-  const std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * (kStoreThreads / kWarp) + threadIdx.x / kWarp;
-  if (t >= op.batch.tokens) return;
+  const std::int64_t t = blockIdx.x;
   const Segment s = op.batch.segments[op.batch.segment_of[t]];
   const int position = op.batch.positions[t];
   if (s.tokens - (position - s.start) > ring.capacity) return;
-  encode_warp(ring.codec, op.kv.data + t * op.kv.ld, ring.at(s.slot, position));
+  for (int piece = threadIdx.x / kWarp; piece < pieces_of(ring.codec); piece += kStoreThreads / kWarp) {
+    encode_piece(ring.codec, op.kv.data + t * op.kv.ld, ring.at(s.slot, position), piece);
+  }
 }
 
 }  // namespace
@@ -293,8 +294,8 @@ void run(Context& c, const SparseAttention& op) {
   FATHOM_CHECK(op.pattern == Pattern::kCausal || op.entries.ratio == 0, "draft blocks see no compressed entries");
   FATHOM_CHECK(dim % 4 == 0 && dim <= kMostDim && op.cos.cols * 2 <= dim, "heads of up to 512 dims");
   if (on_tensor_units(op)) {
-    const bool many = op.batch.tokens * ceil_div(op.heads, 64) >= c.multiprocessors / 2;
-    return many && can_attend_whole() ? attend_whole(c, op) : attend_spread(c, op);
+    constexpr int kMany = 48;
+    return op.batch.tokens >= kMany && can_attend_whole() ? attend_whole(c, op) : attend_spread(c, op);
   }
   const Shape s = shape_of(dim);
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
@@ -324,8 +325,8 @@ void run(Context& c, const SparseAttention& op) {
 }
 
 void run(Context& c, const StoreWindow& op) {
-  launch(c, "store_window", store_window, dim3(static_cast<unsigned>(ceil_div(op.batch.tokens, kStoreThreads / kWarp))),
-         kStoreThreads, 0, op, DeviceRing(op.ring));
+  launch(c, "store_window", store_window, dim3(static_cast<unsigned>(op.batch.tokens)), kStoreThreads, 0, op,
+         DeviceRing(op.ring));
 }
 
 }  // namespace fathom::ops::cuda

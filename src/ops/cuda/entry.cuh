@@ -78,8 +78,16 @@ __device__ inline float4 decode4(const DeviceCodec& c, const std::byte* e, int i
           e4m3(four >> 24) * scale};
 }
 
-// EntryCodec::encode by one warp; x: dim values, in shared or global memory.
-__device__ inline void encode_warp(const DeviceCodec& c, const float* x, std::byte* out) {
+// EntryCodec::encode in pieces, each the work of one warp: blocks that share a scale, and rotated dims that have none.
+__device__ inline int pieces_of(const DeviceCodec& c) {
+  using quant::EntryFormat;
+  if (c.format == EntryFormat::kF32) return 1;
+  if (c.format == EntryFormat::kFp4) return (c.dim + quant::kFp4Block - 1) / quant::kFp4Block;
+  return 1 + (c.dim - c.rope_dim + quant::kEntryBlock - 1) / quant::kEntryBlock;
+}
+
+// x: dim values, in shared or global memory.
+__device__ inline void encode_piece(const DeviceCodec& c, const float* x, std::byte* out, int piece) {
   using quant::EntryFormat;
   const int lane = threadIdx.x % kWarp;
   if (c.format == EntryFormat::kF32) {
@@ -87,39 +95,39 @@ __device__ inline void encode_warp(const DeviceCodec& c, const float* x, std::by
     return;
   }
   if (c.format == EntryFormat::kFp4) {
-    for (int begin = 0; begin < c.dim; begin += quant::kFp4Block) {
-      const int i = begin + lane;
-      const float v = i < c.dim ? x[i] : 0.0F;
-      const bool has_nan = __any_sync(kAll, isnan(v)) != 0;
-      const std::uint32_t scale = fp4_scale_code(warp_max(fabsf(v)), has_nan);
-      const std::uint32_t code = e2m1_code(__fdiv_rn(v, ue8m0(scale)));
-      const std::uint32_t next = __shfl_down_sync(kAll, code, 1);
-      if (lane % 2 == 0 && i < c.dim) out[i / 2] = static_cast<std::byte>(code | next << 4);
-      if (lane == 0) out[c.dim / 2 + begin / quant::kFp4Block] = static_cast<std::byte>(scale);
-    }
+    const int i = piece * quant::kFp4Block + lane;
+    const float v = i < c.dim ? x[i] : 0.0F;
+    const bool has_nan = __any_sync(kAll, isnan(v)) != 0;
+    const std::uint32_t scale = fp4_scale_code(warp_max(fabsf(v)), has_nan);
+    const std::uint32_t code = e2m1_code(__fdiv_rn(v, ue8m0(scale)));
+    const std::uint32_t next = __shfl_down_sync(kAll, code, 1);
+    if (lane % 2 == 0 && i < c.dim) out[i / 2] = static_cast<std::byte>(code | next << 4);
+    if (lane == 0) out[c.dim / 2 + piece] = static_cast<std::byte>(scale);
     return;
   }
   const int plain = c.dim - c.rope_dim;
-  if (c.format == EntryFormat::kFp8RopeF32) {
-    for (int i = lane; i < c.rope_dim; i += kWarp) reinterpret_cast<float*>(out)[i] = x[plain + i];
-    out += 4 * c.rope_dim;
-  } else {
+  const bool wide = c.format == EntryFormat::kFp8RopeF32;
+  if (piece == 0) {
     for (int i = lane; i < c.rope_dim; i += kWarp) {
-      reinterpret_cast<std::uint16_t*>(out)[i] = static_cast<std::uint16_t>(bf16_bits(x[plain + i]));
+      if (wide) reinterpret_cast<float*>(out)[i] = x[plain + i];
+      else reinterpret_cast<std::uint16_t*>(out)[i] = static_cast<std::uint16_t>(bf16_bits(x[plain + i]));
     }
-    out += 2 * c.rope_dim;
+    return;
   }
-  for (int begin = 0; begin < plain; begin += quant::kEntryBlock) {
-    const int i = begin + lane;
-    const int j = i + kWarp;
-    const float a = i < plain ? x[i] : 0.0F;
-    const float b = j < plain ? x[j] : 0.0F;
-    const std::uint32_t code = fp8_scale_code(warp_max(fmaxf(fabsf(a), fabsf(b))));
-    const float scale = ue8m0(code);
-    if (i < plain) out[i] = static_cast<std::byte>(e4m3_code(__fdiv_rn(a, scale)));
-    if (j < plain) out[j] = static_cast<std::byte>(e4m3_code(__fdiv_rn(b, scale)));
-    if (lane == 0) out[plain + begin / quant::kEntryBlock] = static_cast<std::byte>(code);
-  }
+  out += (wide ? 4 : 2) * c.rope_dim;
+  const int i = (piece - 1) * quant::kEntryBlock + lane;
+  const int j = i + kWarp;
+  const float a = i < plain ? x[i] : 0.0F;
+  const float b = j < plain ? x[j] : 0.0F;
+  const std::uint32_t code = fp8_scale_code(warp_max(fmaxf(fabsf(a), fabsf(b))));
+  const float scale = ue8m0(code);
+  if (i < plain) out[i] = static_cast<std::byte>(e4m3_code(__fdiv_rn(a, scale)));
+  if (j < plain) out[j] = static_cast<std::byte>(e4m3_code(__fdiv_rn(b, scale)));
+  if (lane == 0) out[plain + piece - 1] = static_cast<std::byte>(code);
+}
+
+__device__ inline void encode_warp(const DeviceCodec& c, const float* x, std::byte* out) {
+  for (int piece = 0; piece < pieces_of(c); ++piece) encode_piece(c, x, out, piece);
 }
 
 }  // namespace fathom::ops::cuda

@@ -1,5 +1,5 @@
-// Tensor units: 16 x 16 bf16 numbers times 16 x 8, sums in f32. Lane (g, t) = (lane / 4, lane % 4) holds of A rows g and
-// g + 8 (registers 0, 2 and 1, 3), of B column g, of C rows g and g + 8 in columns 2t and 2t + 1.
+// Tensor units: 16 x 16 bf16 numbers times 16 x 8, sums in f32. Lane (g, t) = (lane / 4, lane % 4) holds of A rows g
+// and g + 8 (registers 0, 2 and 1, 3), of B column g, of C rows g and g + 8 in columns 2t and 2t + 1.
 #pragma once
 
 #include <cstdint>

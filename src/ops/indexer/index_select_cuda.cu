@@ -212,7 +212,8 @@ void run(Context& c, const IndexSelect& op) {
       scores.tokens = std::min(at_once, op.batch.tokens - scores.t0);
       if (stride > op.selected.cols) {
         scores.data = reinterpret_cast<std::uint16_t*>(c.scratch->take(
-            sizeof(std::uint16_t) * static_cast<std::size_t>(scores.ld) * static_cast<std::size_t>(scores.tokens), c.fault));
+            sizeof(std::uint16_t) * static_cast<std::size_t>(scores.ld) * static_cast<std::size_t>(scores.tokens),
+            c.fault));
         score_entries(c, op, scores);
       }
       select_entries(c, op, scores);

@@ -148,9 +148,7 @@ struct Selector {
     const int equals = k;  // so many of the border's equals are among the highest
 
     unsigned long long mine = 0;
-    each([&](int, std::uint32_t key) {
-      mine += (key > border ? 1ULL : 0ULL) + (key == border ? 1ULL << 32 : 0ULL);
-    });
+    each([&](int, std::uint32_t key) { mine += (key > border ? 1ULL : 0ULL) + (key == border ? 1ULL << 32 : 0ULL); });
     mine = before(mine);
     auto above = static_cast<int>(mine & 0xffffffffULL);
     auto equal = static_cast<int>(mine >> 32);

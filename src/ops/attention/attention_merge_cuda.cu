@@ -1,0 +1,89 @@
+// Adds the sums that blocks left of a token's parts or spans (attention_mma.cuh), and finishes the token.
+#include <algorithm>
+
+#include "ops/attention/attention_mma.cuh"
+
+namespace fathom::ops::cuda {
+namespace {
+
+// One block a token and head, 4 dims a thread.
+constexpr int kThreads = kMmaDim / 4;
+__global__ void __launch_bounds__(kThreads) attend_merge(SparseAttention op, Partials partials) {
+  await_previous();
+  const std::int64_t t = partials.t0 + static_cast<std::int64_t>(blockIdx.y);
+  const int h = static_cast<int>(blockIdx.x);
+  const int dim = 4 * static_cast<int>(threadIdx.x);
+  const Visible visible(op, op.batch.segments[op.batch.segment_of[t]], t);
+  const int units = (visible.n + partials.rows - 1) / partials.rows;
+  const bool spans = partials.rows == kSpanRows;
+  if (spans && units <= 1) return;
+  const Weight* weights = partials.weights + partials.at(t, 0, h);
+  const float* sums = partials.sums + partials.at(t, 0, h) * kMmaDim + dim;
+  float4 o[kSpanParts];  // under way
+  const auto load = [&](int begin) {
+#pragma unroll
+    for (int k = 0; k < kSpanParts; ++k) {
+      const std::int64_t unit = min(begin + k, units - 1);
+      o[k] = *reinterpret_cast<const float4*>(sums + unit * partials.heads * kMmaDim);
+    }
+  };
+  load(0);
+  const Weight sink = sink_weight(op.sink[h]);
+  float top = sink.top;
+  for (int u = threadIdx.x % kWarp; u < units; u += kWarp) {
+    top = fmaxf(top, weights[static_cast<std::int64_t>(u) * partials.heads].top);
+  }
+  top = warp_max(top);
+  float sum = sink.sum * whole_power2(sink.top - top);
+  float4 total = {0, 0, 0, 0};
+  for (int begin = 0; begin < units; begin += kSpanParts) {
+    float span_sum = 0;
+    float4 span = {0, 0, 0, 0};
+#pragma unroll
+    for (int k = 0; k < kSpanParts; ++k) {
+      if (begin + k >= units) break;
+      const Weight w = weights[static_cast<std::int64_t>(begin + k) * partials.heads];
+      const float factor = whole_power2(w.top - top);
+      span_sum = fmaf(w.sum, factor, span_sum);
+      span = {fmaf(o[k].x, factor, span.x), fmaf(o[k].y, factor, span.y), fmaf(o[k].z, factor, span.z),
+              fmaf(o[k].w, factor, span.w)};
+      if (spans || k == kSpanParts - 1 || begin + k == units - 1) {
+        sum += span_sum;
+        total = {total.x + span.x, total.y + span.y, total.z + span.z, total.w + span.w};
+        span_sum = 0;
+        span = {0, 0, 0, 0};
+      }
+    }
+    if (begin + kSpanParts < units) load(begin + kSpanParts);
+  }
+  write_dims(op, t, h, dim, total, __frcp_rn(sum));
+}
+
+}  // namespace
+
+PartialsPlan::PartialsPlan(const SparseAttention& op, int rows, int heads, Pieces& pieces)
+    : rows_(rows), heads_(heads), units_(ceil_div(most_rows(op), rows)), tokens_(op.batch.tokens) {
+  if (rows == kSpanRows && units_ == 1) return;
+  constexpr std::int64_t kMostFloats = std::int64_t{64} << 20;  // a few tokens at a time where contexts are long
+  const std::int64_t each = std::int64_t{units_} * heads_;      // of a token
+  tokens_ = static_cast<std::int32_t>(
+      std::min<std::int64_t>(tokens_, std::clamp<std::int64_t>(kMostFloats / (each * kMmaDim), 1, 32768)));
+  sums_ = pieces.add<float>(each * tokens_ * kMmaDim);
+  weights_ = pieces.add<Weight>(each * tokens_);
+}
+
+Partials PartialsPlan::at(std::byte* memory, std::int32_t t0) const {
+  return {.sums = reinterpret_cast<float*>(memory + sums_),
+          .weights = reinterpret_cast<Weight*>(memory + weights_),
+          .units = units_,
+          .heads = heads_,
+          .rows = rows_,
+          .t0 = t0};
+}
+
+void merge(Context& c, const SparseAttention& op, const Partials& partials, std::int32_t tokens) {
+  launch(c, "sparse_attention_merge", attend_merge,
+         dim3(static_cast<unsigned>(op.heads), static_cast<unsigned>(tokens)), kThreads, 0, op, partials);
+}
+
+}  // namespace fathom::ops::cuda

@@ -141,6 +141,7 @@ std::unique_ptr<Core::Answer> Core::make_answer(Asked& asked, const Request& r, 
   const std::int64_t most = position_limit() - a->prompt;
   a->limit =
       a->prompt + static_cast<std::int32_t>(r.max_tokens == 0 ? most : std::min<std::int64_t>(most, r.max_tokens));
+  if (r.prompt_only) a->limit = a->prompt;
   if (a->sampling.uses_history()) a->history.add_prompt(a->tokens);
   if (r.constraint != nullptr) a->constraint = r.constraint->fresh();
   a->arrival = next_arrival_++;
@@ -203,12 +204,13 @@ void Core::list_jobs() {
                      .client_service = ledger_.service(a->asked->request.client),
                      .served = a->served,
                      .running = a->lane != nullptr,
-                     .held = a->leader != nullptr || a->load != 0,
+                     .held = a->leader != nullptr || a->load != 0 || (a->choice > 0 && a->asked->scoring()),
                      .answering = a->answering() && length + 1 >= a->known(),
                      .length = length,
                      .known = a->known(),
                      .cut = cut != a->cuts.end() ? *cut : a->known(),
                      .drafts = static_cast<std::int32_t>(a->guesses.size()),
+                     .scores = a->asked->scoring(),
                      .pages = a->lane != nullptr ? static_cast<std::int32_t>(a->lane->pages().size()) : a->shared_pages,
                      .last_step = a->last_step});
   }
@@ -278,6 +280,7 @@ bool Core::start_and_preempt() {
 // Whether an answer that is first in line should start now, and not wait for somebody who computes its beginning
 // anyway, or for the disk.
 bool Core::prepare(Answer& a) {
+  if (a.asked->scoring()) return true;  // nothing that is remembered helps
   const auto found = cache_->find(a.asked->request.salt, a.tokens);
   if (a.followed < kMaxLeaders) follow(a, std::max(found.memory, found.disk));
   if (a.leader != nullptr) {
@@ -317,7 +320,8 @@ void Core::follow(Answer& a, std::int32_t found) {
 void Core::start(Answer& a) {
   Asked& asked = *a.asked;
   const std::int32_t shared = cache_->find(asked.request.salt, a.tokens).shared;
-  auto lane = cache_->open(asked.request.salt, a.tokens);
+  const bool afresh = asked.scoring();
+  auto lane = cache_->open(asked.request.salt, afresh ? std::span<const std::int32_t>{} : a.tokens);
   if (!lane) {
     a.waits_for = "a page of the cache";
     return;

@@ -158,8 +158,11 @@ class Core {
   bool run_remembered();
   bool run_chunks();
   void take_rows(Part& part, Mat<const float> logits, std::int64_t row);
+  bool score(const Part& part, Mat<const float> logits, std::int64_t row);
   Result<Sampled> choose(Answer& a, std::span<const float> logits);
   void take_token(Answer& a, Sampled token);
+  void note_first_token(Asked& asked) const;
+  void finish_choice(Answer& a, Finish why);
   void keep_streams();
   void settle(Part& part);
   // Guesses: core_draft.cc.
@@ -194,6 +197,7 @@ class Core {
   std::vector<Guessing> guessing_;
   std::vector<model::Chunk> chunks_;
   std::vector<std::int32_t> ids_;        // of the chunks, one after another
+  std::vector<Sampled> scores_;          // of the part that take_rows() is at
   std::vector<std::int32_t> verifying_;  // guesses of the part that take_rows() is at
   std::vector<std::int32_t> previous_;   // the tokens before the next guesses of blocks
   ops::Buffer draft_input_;              // streams gathered for the draft block

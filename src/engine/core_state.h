@@ -24,6 +24,7 @@ struct Core::Answer {
   const char* waits_for = "its turn";  // why it does not
   bool started = false;                // ever
   bool done = false;
+  std::int32_t scored = 0;             // of the prompt's tokens, the first one not counted, the sink has been told
 
   std::unique_ptr<cache::Lane> lane;  // while running
   std::int32_t drafted = 0;  // positions the draft block has seen with the token after each: length or one less
@@ -54,6 +55,11 @@ struct Core::Asked {
   std::int32_t open = 0;  // choices not done
   bool ended = false;
   std::vector<std::unique_ptr<Answer>> answers;
+
+  // Logits are wanted for each token of the prompt still: its first choice runs them, the others wait.
+  bool scoring() const {
+    return request.score_prompt && answers[0]->scored + 1 < answers[0]->prompt;
+  }
 };
 
 struct Core::Part {
@@ -63,13 +69,18 @@ struct Core::Part {
   std::int32_t drafts = 0;        // guesses run after them
   std::int32_t kept = 0;          // of all these, what the lane keeps
   bool ran = false;               // it is in the step's batch
-  bool chooses = false;           // its last known token is run, or remembered: rows of logits come
+  bool chooses = false;           // its last known token is run, or remembered: the next one is chosen
+  bool scores = false;            // a row of logits comes for each of its tokens
   std::size_t first_id = 0;       // in ids_
   std::int64_t first_stream = 0;  // row of the step's streams
   // For the draft block: positions [start of the chunk, + ids) and where their streams are gathered.
   std::int32_t draft_start = 0;
   std::int32_t draft_tokens = 0;
   std::int64_t draft_row = 0;
+
+  std::int32_t rows() const {  // of logits
+    return scores || drafts > 0 ? tokens + drafts : chooses ? 1 : 0;
+  }
 };
 
 }  // namespace fathom::engine

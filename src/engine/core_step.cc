@@ -32,7 +32,8 @@ bool Core::lay_out(const Work& work) {
     a.waits_for = "a page of the cache";
     return false;
   }
-  part.chooses = part.start + part.tokens == a.known();
+  part.chooses = part.start + part.tokens == a.known() && !a.asked->request.prompt_only;
+  part.scores = a.asked->scoring();
   FATHOM_CHECK(part.drafts == 0 || (part.chooses && part.tokens == 1),
                "guesses follow the one token that is not yet run");
   part.first_id = ids_.size();
@@ -49,7 +50,9 @@ bool Core::run_remembered() {
   cache::Memory& memory = runner_.memory();
   std::vector<Part*> asking;
   for (Part& p : parts_) {
-    if (p.tokens == 0) asking.push_back(&p);
+    if (p.tokens > 0) continue;
+    if (p.chooses) asking.push_back(&p);
+    else take_rows(p, {}, 0);
   }
   if (asking.empty()) return true;
   // Not often, and not many: memory is taken when it is needed.
@@ -80,7 +83,10 @@ bool Core::run_chunks() {
     p.ran = true;
     const auto n = static_cast<std::size_t>(p.tokens + p.drafts);
     cache::Lane& lane = *p.answer->lane;
-    const model::Rows rows = !p.chooses ? model::Rows::kNone : p.drafts == 0 ? model::Rows::kLast : model::Rows::kAll;
+    const std::int32_t n_rows = p.rows();
+    const model::Rows rows = n_rows == 0   ? model::Rows::kNone
+                             : n_rows == 1 ? model::Rows::kLast
+                                           : model::Rows::kAll;
     chunks_.push_back({.ids = std::span(ids_).subspan(p.first_id, n),
                        .start = p.start,
                        .slot = lane.slot(),
@@ -102,14 +108,14 @@ bool Core::run_chunks() {
   std::int64_t row = 0;
   for (Part& p : parts_) {
     if (!p.ran) continue;
-    const std::int64_t rows = !p.chooses ? 0 : p.drafts == 0 ? 1 : p.tokens + p.drafts;
     take_rows(p, *logits, row);
-    row += rows;
+    row += p.rows();
   }
   return true;
 }
 
-// Chooses the tokens that a part's rows of logits give: one, and one more for each guess that was right.
+// Chooses the tokens that a part's rows of logits give: one, and one more for each guess that was right. Scores those of
+// its prompt, where that is asked for.
 void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
   Answer& a = *part.answer;
   part.kept = part.tokens;
@@ -119,7 +125,10 @@ void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
   a.served += static_cast<std::uint64_t>(part.tokens);
   if (!a.asked->ended) ledger_.charge(a.asked->request.client, std::max(1, part.tokens));
   if (part.start < a.prompt) counters_.prompt_tokens += static_cast<std::uint64_t>(part.tokens);
-  if (!part.chooses || a.done) return;
+  if (a.done || (part.scores && !score(part, logits, row))) return;
+  if (a.asked->request.prompt_only && part.start + part.tokens == a.prompt) return finish_choice(a, Finish::kLength);
+  if (!part.chooses) return;
+  if (part.scores) row += part.tokens - 1;
 
   std::vector<std::int32_t>& guesses = verifying_;
   guesses.swap(a.guesses);
@@ -146,6 +155,26 @@ void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
   a.asked->outcome.accepted_tokens += accepted;
 }
 
+// Tells what the model says of the tokens after each of the part's. False where it cannot be told: the request has ended.
+bool Core::score(const Part& part, Mat<const float> logits, std::int64_t row) {
+  Answer& a = *part.answer;
+  scores_.clear();
+  // One that was preempted runs its prompt again, and has told the beginning.
+  for (std::int32_t i = std::max(0, a.scored - part.start); i < part.tokens && part.start + i + 1 < a.prompt; ++i) {
+    const std::int32_t next = a.tokens[static_cast<std::size_t>(part.start + i) + 1];
+    auto scored = engine::score({logits.row(row + i), static_cast<std::size_t>(logits.cols)}, next,
+                                a.sampling.logprobs ? a.sampling.top_logprobs : 0);
+    if (!scored) {
+      end(*a.asked, pass_on(std::move(scored)));
+      return false;
+    }
+    scores_.push_back(*std::move(scored));
+  }
+  a.scored += static_cast<std::int32_t>(scores_.size());
+  a.asked->reply.prompt_scores(scores_);
+  return true;
+}
+
 // The model's choice after the tokens so far.
 Result<Sampled> Core::choose(Answer& a, std::span<const float> logits) {
   SampleInput in{.logits = logits, .params = a.sampling, .history = &a.history, .index = a.chosen(), .allowed = {}};
@@ -161,6 +190,11 @@ Result<Sampled> Core::choose(Answer& a, std::span<const float> logits) {
   return token;
 }
 
+void Core::note_first_token(Asked& asked) const {
+  if (asked.outcome.first_token_ms == 0)
+    asked.outcome.first_token_ms = static_cast<double>(options_.clock_us() - asked.submitted_us) / 1000;
+}
+
 void Core::take_token(Answer& a, Sampled token) {
   Asked& asked = *a.asked;
   a.tokens.push_back(token.id);
@@ -168,14 +202,18 @@ void Core::take_token(Answer& a, Sampled token) {
   if (a.constraint != nullptr) a.constraint->accept(token.id);
   ++counters_.answer_tokens;
   ++asked.outcome.completion_tokens;
-  if (asked.outcome.first_token_ms == 0)
-    asked.outcome.first_token_ms = static_cast<double>(options_.clock_us() - asked.submitted_us) / 1000;
+  note_first_token(asked);
   const bool told_to_stop = asked.reply.token(a.choice, token) == Verdict::kStop;
   const auto& stops = asked.request.stop_ids;
   const bool stops_here = told_to_stop || (a.constraint != nullptr && a.constraint->ended()) ||
                           std::find(stops.begin(), stops.end(), token.id) != stops.end();
   if (!stops_here && a.known() < a.limit) return;
-  const Finish why = stops_here ? Finish::kStop : Finish::kLength;
+  finish_choice(a, stops_here ? Finish::kStop : Finish::kLength);
+}
+
+void Core::finish_choice(Answer& a, Finish why) {
+  Asked& asked = *a.asked;
+  note_first_token(asked);
   a.done = true;
   ledger_.leave(asked.request.client);
   --asked.open;

@@ -34,7 +34,7 @@ struct Outcome {
   std::int32_t accepted_tokens = 0;    // and right
   std::int32_t preemptions = 0;
   double queued_ms = 0;       // until it first ran
-  double first_token_ms = 0;  // until its first token
+  double first_token_ms = 0;  // until its first token; or the end of a prompt that has no answer
   double total_ms = 0;
 };
 
@@ -51,6 +51,9 @@ class Sink {
   // The next token of a choice. kStop ends that choice with Finish::kStop: for stop strings, which only text can know.
   virtual Verdict token(std::int32_t choice, const Sampled& token) = 0;
   virtual void choice_done(std::int32_t /*choice*/, Finish /*why*/) {}
+  // What the model says of the prompt's next tokens, where Request::score_prompt: in order, from the second one on, and
+  // all before any token() or choice_done().
+  virtual void prompt_scores(std::span<const Sampled> /*tokens*/) {}
   // Of the prompt's tokens so many have been run or were remembered; after every step that leaves some.
   virtual void prompt_progress(std::int32_t /*done*/, std::int32_t /*total*/) {}
   // Once, and last, whatever happens: an outcome, an error or a cancellation (kCancelled).
@@ -69,6 +72,7 @@ class Reply {
   }
   Verdict token(std::int32_t choice, const Sampled& t) { return sink_->token(choice, t); }
   void choice_done(std::int32_t choice, Finish why) { sink_->choice_done(choice, why); }
+  void prompt_scores(std::span<const Sampled> tokens) { sink_->prompt_scores(tokens); }
   void prompt_progress(std::int32_t done, std::int32_t total) { sink_->prompt_progress(done, total); }
   void finish(Result<Outcome> outcome) { std::exchange(sink_, nullptr)->done(std::move(outcome)); }
   // Gives the sink back untold: the request was never accepted.
@@ -105,6 +109,10 @@ struct Request {
   std::int32_t max_tokens = 0;         // 0: as many as there are positions
   std::int32_t min_tokens = 0;         // no stop id is chosen before
   std::vector<std::int32_t> stop_ids;  // chosen, reported, and the end of the choice
+  bool prompt_only = false;            // ends when the prompt has been run: nothing is chosen
+  // The sink is told the log-probabilities of the prompt's tokens, with sampling.top_logprobs likeliest ones beside
+  // each. All of the prompt is run then, whatever is remembered.
+  bool score_prompt = false;
   std::int32_t n = 1;                  // choices, from one prompt; choice i has seed_of_choice(seed, i)
   std::int32_t priority = 0;           // lower goes first
   std::string client;                  // whom to be fair to; any string

@@ -251,6 +251,14 @@ void Sampler::keep_top_p(float p, float max, float temperature) {
   }
 }
 
+Result<Sampled> score(std::span<const float> logits, std::int32_t id, std::int32_t n_top) {
+  if (has_nan_or_infinity(logits) || argmax(logits) < 0)
+    return fail(Code::kInternal, "the model's logits for a token of the prompt are not numbers");
+  Sampled out{.id = id};
+  add_logprobs(logits, n_top, out);
+  return out;
+}
+
 std::uint64_t seed_of_choice(std::uint64_t seed, std::int32_t choice) {
   return choice == 0 ? seed : mix(seed + static_cast<std::uint64_t>(choice) * kGolden);
 }

@@ -72,9 +72,11 @@ void share_prompts(std::span<const Job> jobs, const Budget& budget, std::int32_t
     const Job& j = jobs[work[i].job];
     const std::int32_t end = j.cut > j.length ? std::min(j.cut, j.known) : j.known;
     std::int32_t tokens = std::min(left, end - j.length);
-    if (j.length + tokens == j.known && rows == 0) --tokens;  // its last token asks for a row of logits
+    if (j.scores) tokens = std::min(tokens, rows);
+    else if (j.length + tokens == j.known && rows == 0) --tokens;  // its last token asks for a row of logits
     if (tokens == 0) continue;
-    if (j.length + tokens == j.known) --rows;
+    if (j.scores) rows -= tokens;
+    else if (j.length + tokens == j.known) --rows;
     left -= tokens;
     work[kept++] = {.job = work[i].job, .tokens = tokens};
   }

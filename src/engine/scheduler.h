@@ -33,6 +33,7 @@ struct Job {
   std::int32_t known = 0;       // tokens it has, > length; or = length where the lane remembers what follows
   std::int32_t cut = 0;         // no chunk crosses this position; in (length, known], or known
   std::int32_t drafts = 0;      // guesses to be verified after the last known token
+  bool scores = false;          // each token of its prompt asks for a row of logits, not only the last one
   std::int32_t pages = 0;       // of its lane; of a waiting job: those that it will share with lanes there are
   std::uint64_t last_step = 0;  // when it last ran
 };

@@ -101,6 +101,71 @@ TEST(Core, AnswersEndWhereTheyShould) {
   w.verify();
 }
 
+TEST(Core, APromptIsScoredWholeWhateverIsRemembered) {
+  Case w;
+  const Tokens prompt = tokens(300, 1);
+  w.run(request(prompt));  // is remembered now
+  Request r = request(prompt);
+  r.score_prompt = true;
+  r.sampling.logprobs = true;
+  r.sampling.top_logprobs = 2;
+  r.n = 2;
+  const auto told = w.run(std::move(r));
+  ASSERT_EQ(told->scores.size(), 299U);
+  EXPECT_EQ(told->scores[7].id, prompt[8]);
+  EXPECT_EQ(told->scores[7].top.size(), 2U);
+  EXPECT_EQ(told->outcome.cached_tokens, 0);
+  EXPECT_EQ(told->tokens[1].size(), 5U);
+  w.verify();
+}
+
+TEST(Core, APromptThatIsOnlyScoredHasNoAnswer) {
+  for (const std::int32_t rows : {1, 7, 64}) {
+    FakeRunnerOptions narrow;
+    narrow.logit_rows = rows;
+    Case w({}, 400, narrow);
+    for (const bool score : {true, false, false}) {  // the last one finds all of it remembered
+      Request r = request(tokens(200, 1));
+      r.score_prompt = score;
+      r.prompt_only = true;
+      const auto told = w.run(std::move(r));
+      EXPECT_TRUE(told->ok);
+      EXPECT_TRUE(told->tokens.empty());
+      EXPECT_EQ(told->finishes.at(0), Finish::kLength);
+      EXPECT_EQ(told->scores.size(), score ? 199U : 0U);
+      EXPECT_EQ(told->outcome.completion_tokens, 0);
+    }
+    w.verify();
+  }
+}
+
+TEST(Core, APromptOfOneTokenHasNoScores) {
+  Case w;
+  Request r = request({3});
+  r.score_prompt = true;
+  const auto told = w.run(std::move(r));
+  EXPECT_TRUE(told->scores.empty());
+  EXPECT_EQ(told->tokens[0].size(), 5U);
+}
+
+TEST(Core, ARowOfThePromptThatIsNoNumbersEndsItsRequestOnly) {
+  Case w;
+  const Tokens bad = tokens(70, 1);
+  const auto bad_hash = FakeModel::hash(std::span(bad).first(33));
+  w.runner.spoil = [=](FakeModel::Hash h, std::span<float> row) {
+    if (h == bad_hash) row[3] = std::numeric_limits<float>::quiet_NaN();
+  };
+  Request r = request(bad);
+  r.score_prompt = true;
+  const auto failed = w.ask_for(std::move(r));
+  const auto other = w.ask_for(request(tokens(50, 2)));
+  w.finish();
+  EXPECT_FALSE(failed->ok);
+  EXPECT_EQ(failed->error.code, Code::kInternal);
+  EXPECT_THAT(failed->error.what, HasSubstr("prompt"));
+  EXPECT_TRUE(other->ok);
+}
+
 TEST(Core, ABadRowEndsItsRequestOnly) {
   for (const bool nan : {true, false}) {
     Case w;

@@ -130,6 +130,17 @@ class ModelWorld final : public EngineWorld {
     return expected(run, r, choice, position_limit(), stop);
   }
 
+  std::vector<engine::Sampled> scores(const engine::Request& r) override {
+    Session& s = family_.oracle.session;
+    s.restart();
+    std::vector<float> row;
+    const auto run = [&](std::span<const std::int32_t> next) -> std::span<const float> {
+      row = s.run(next, model::Rows::kLast);
+      return row;
+    };
+    return expected_scores(run, r);
+  }
+
   // The same choice from an engine that has seen nothing else.
   std::vector<engine::Sampled> from_fresh_engine(engine::Request r) {
     engine::CoreOptions o;

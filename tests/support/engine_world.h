@@ -24,6 +24,7 @@ using Tokens = std::vector<std::int32_t>;
 struct Told {
   std::map<std::int32_t, std::vector<engine::Sampled>> tokens;
   std::map<std::int32_t, engine::Finish> finishes;
+  std::vector<engine::Sampled> scores;  // of the prompt, from its second token on
   int ends = 0;
   bool ok = false;
   Error error;
@@ -41,6 +42,11 @@ class Recorder final : public engine::Sink {
     return stop_ && stop_(token.id) ? engine::Verdict::kStop : engine::Verdict::kGoOn;
   }
   void choice_done(std::int32_t choice, engine::Finish why) override { told_->finishes[choice] = why; }
+  void prompt_scores(std::span<const engine::Sampled> tokens) override {
+    for (const auto& [choice, answer] : told_->tokens) EXPECT_TRUE(answer.empty()) << "scores after the answer";
+    EXPECT_TRUE(told_->finishes.empty() && told_->ends == 0) << "scores after the end";
+    told_->scores.insert(told_->scores.end(), tokens.begin(), tokens.end());
+  }
   void done(Result<engine::Outcome> outcome) override {
     ++told_->ends;
     told_->ok = outcome.has_value();
@@ -84,6 +90,7 @@ class Parity final : public engine::Constraint {
 struct AskedFor {
   std::shared_ptr<Told> told = std::make_shared<Told>();
   std::vector<Expected> expected;
+  std::vector<engine::Sampled> scores;  // that it must be told
   engine::RequestId id = 0;
   Tokens prompt;
   bool cancelled = false;
@@ -105,6 +112,8 @@ struct EngineWorld {
 
   // What a choice of a request must get, and what the model found wrong.
   virtual Expected expect(const engine::Request& r, std::int32_t choice, const StopsAt& stop) = 0;
+  // And what it must be told of its prompt.
+  virtual std::vector<engine::Sampled> scores(const engine::Request& r) = 0;
   virtual std::string complaint() const { return {}; }
 
   // Memory for so many pages besides the slots.
@@ -157,6 +166,8 @@ struct EngineWorld {
       r.stop_ids.push_back(some_id());
     if (rng() % 4 == 0) r.min_tokens = static_cast<std::int32_t>(rng() % 10);
     if (rng() % 4 == 0) r.shared_ends = {static_cast<std::int32_t>(rng() % 300)};
+    r.score_prompt = rng() % 8 == 0;
+    r.prompt_only = rng() % 16 == 0;
     if (rng() % 6 == 0) r.constraint = std::make_unique<Parity>(vocab);
     engine::SamplingParams& s = r.sampling;
     s.temperature = std::array{0.0F, 0.7F, 1.5F}[rng() % 3];
@@ -183,6 +194,7 @@ struct EngineWorld {
       return;
     }
     for (std::int32_t c = 0; c < r.n; ++c) a.expected.push_back(expect(r, c, stop));
+    if (r.score_prompt) a.scores = scores(r);
     a.id = next_id++;
     if (const auto accepted = core->submit(a.id, std::move(r)); !accepted) {
       EXPECT_EQ(accepted.error().code, Code::kExhausted);
@@ -226,6 +238,12 @@ struct EngineWorld {
       } else if (!a.cancelled) {
         EXPECT_TRUE(fails) << a.told->error.what;
       }
+      ASSERT_LE(a.told->scores.size(), a.scores.size()) << "request " << a.id;
+      for (std::size_t i = 0; i < a.told->scores.size(); ++i)
+        ASSERT_EQ(a.told->scores[i], a.scores[i]) << "request " << a.id << " token " << i + 1 << " of the prompt";
+      if (a.told->ok) {
+        ASSERT_EQ(a.told->scores.size(), a.scores.size()) << "request " << a.id;
+      }
       for (std::size_t c = 0; c < a.expected.size(); ++c) {
         const auto& got = a.told->tokens[static_cast<std::int32_t>(c)];
         const auto& want = a.expected[c].tokens;
@@ -265,6 +283,7 @@ struct FakeWorld : FakeWorldRunner, EngineWorld {
   Expected expect(const engine::Request& r, std::int32_t choice, const StopsAt& stop) override {
     return expected(runner, r, choice, position_limit(), stop);
   }
+  std::vector<engine::Sampled> scores(const engine::Request& r) override { return expected_scores(runner, r); }
   std::string complaint() const override { return runner.error(); }
 };
 

@@ -127,6 +127,7 @@ Expected expected(const RunTokens& run, const engine::Request& request, std::int
   const auto prompt = static_cast<std::int32_t>(next.size());
   const std::int32_t most =
       std::min(position_limit - prompt, request.max_tokens == 0 ? position_limit : request.max_tokens);
+  if (request.prompt_only) return out;
   engine::TokenHistory history;
   history.add_prompt(next);
   const auto constraint = request.constraint != nullptr ? request.constraint->fresh() : nullptr;
@@ -160,16 +161,32 @@ Expected expected(const RunTokens& run, const engine::Request& request, std::int
   return out;
 }
 
-Expected expected(const FakeRunner& runner, const engine::Request& request, std::int32_t choice,
-                  std::int32_t position_limit, const StopsAt& stop) {
-  std::vector<float> row(static_cast<std::size_t>(runner.facts().vocab));
-  Hash h = FakeModel::hash({});
-  const auto run = [&](std::span<const std::int32_t> next) -> std::span<const float> {
+std::vector<engine::Sampled> expected_scores(const RunTokens& run, const engine::Request& request) {
+  std::vector<engine::Sampled> out;
+  const std::span<const std::int32_t> prompt = request.prompt;
+  const std::int32_t n_top = request.sampling.logprobs ? request.sampling.top_logprobs : 0;
+  for (std::size_t i = 0; i + 1 < prompt.size(); ++i)
+    out.push_back(*engine::score(run(prompt.subspan(i, 1)), prompt[i + 1], n_top));
+  return out;
+}
+
+namespace {
+RunTokens by_hashing(const FakeRunner& runner) {
+  return [&runner, h = FakeModel::hash({}), row = std::vector<float>(static_cast<std::size_t>(runner.facts().vocab))](
+             std::span<const std::int32_t> next) mutable -> std::span<const float> {
     for (const std::int32_t id : next) h = FakeModel::next(h, id);
     runner.logits(h, row);
     return row;
   };
-  return expected(run, request, choice, position_limit, stop);
+}
+}  // namespace
+
+Expected expected(const FakeRunner& runner, const engine::Request& request, std::int32_t choice,
+                  std::int32_t position_limit, const StopsAt& stop) {
+  return expected(by_hashing(runner), request, choice, position_limit, stop);
+}
+std::vector<engine::Sampled> expected_scores(const FakeRunner& runner, const engine::Request& request) {
+  return expected_scores(by_hashing(runner), request);
 }
 
 }  // namespace fathom::testing

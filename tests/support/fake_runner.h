@@ -77,5 +77,8 @@ Expected expected(const RunTokens& run, const engine::Request& request, std::int
                   std::int32_t position_limit, const StopsAt& stop = {});
 Expected expected(const FakeRunner& runner, const engine::Request& request, std::int32_t choice,
                   std::int32_t position_limit, const StopsAt& stop = {});
+// What a request that scores its prompt must be told of it.
+std::vector<engine::Sampled> expected_scores(const RunTokens& run, const engine::Request& request);
+std::vector<engine::Sampled> expected_scores(const FakeRunner& runner, const engine::Request& request);
 
 }  // namespace fathom::testing

@@ -22,14 +22,21 @@ void TokenGaps::add(double seconds) {
 // Where the engine puts the tokens of one prompt.
 class Answer::PromptSink final : public engine::Sink {
  public:
-  PromptSink(std::shared_ptr<Answer> answer, std::size_t first_choice, std::size_t n)
-      : answer_(std::move(answer)), first_(first_choice) {
+  // n choices, of which the engine makes `made`: all, or one that stands for all.
+  PromptSink(std::shared_ptr<Answer> answer, std::size_t first_choice, std::size_t n, std::size_t made)
+      : answer_(std::move(answer)), first_(first_choice), made_(made) {
     for (std::size_t i = 0; i < n; ++i) parsers_.push_back(answer_->options_.parser());
     last_token_.resize(n);
+    if (answer_->options_.scores) scores_ = std::make_shared<std::vector<engine::Sampled>>();
+  }
+
+  void prompt_scores(std::span<const engine::Sampled> tokens) override {
+    scores_->insert(scores_->end(), tokens.begin(), tokens.end());
   }
 
   engine::Verdict token(std::int32_t choice, const engine::Sampled& token) override {
     answer_->progress_ = 0;
+    tell_scores();
     const auto i = static_cast<std::size_t>(choice);
     const auto now = Clock::now();
     if (last_token_[i] != Clock::time_point()) gaps_.add(std::chrono::duration<double>(now - last_token_[i]).count());
@@ -42,12 +49,16 @@ class Answer::PromptSink final : public engine::Sink {
   }
 
   void choice_done(std::int32_t choice, engine::Finish why) override {
+    tell_scores();
     const auto i = static_cast<std::size_t>(choice);
-    Note note;
-    note.kind = Note::Kind::kChoiceEnd;
-    note.choice = first_ + i;
-    note.end = parsers_[i]->finish(why == engine::Finish::kLength, note.piece);
-    answer_->notify(std::move(note));
+    const std::size_t end = made_ < parsers_.size() ? parsers_.size() : i + 1;
+    for (std::size_t c = i; c < end; ++c) {
+      Note note;
+      note.kind = Note::Kind::kChoiceEnd;
+      note.choice = first_ + c;
+      note.end = parsers_[c]->finish(why == engine::Finish::kLength, note.piece);
+      answer_->notify(std::move(note));
+    }
   }
 
   void prompt_progress(std::int32_t done, std::int32_t total) override {
@@ -63,8 +74,22 @@ class Answer::PromptSink final : public engine::Sink {
   }
 
  private:
+  // Once, to every choice.
+  void tell_scores() {
+    if (scores_ == nullptr) return;
+    const PromptScores scores = std::exchange(scores_, nullptr);
+    for (std::size_t i = 0; i < parsers_.size(); ++i) {
+      Note note;
+      note.choice = first_ + i;
+      note.piece.scores = scores;
+      answer_->notify(std::move(note));
+    }
+  }
+
   const std::shared_ptr<Answer> answer_;
   const std::size_t first_;
+  const std::size_t made_;
+  std::shared_ptr<std::vector<engine::Sampled>> scores_;  // until they are told
   std::vector<std::unique_ptr<ChoiceParser>> parsers_;
   std::vector<Clock::time_point> last_token_;  // by choice
   TokenGaps gaps_;
@@ -83,7 +108,8 @@ void Answer::start(std::vector<engine::Request> requests, Usage known) {
   choices_.resize(requests.size() * n);
   undone_ = requests.size();
   for (std::size_t i = 0; i < requests.size(); ++i) {
-    requests[i].sink = std::make_unique<PromptSink>(shared_from_this(), i * n, n);
+    requests[i].sink =
+        std::make_unique<PromptSink>(shared_from_this(), i * n, n, static_cast<std::size_t>(requests[i].n));
     auto id = generator_.submit(std::move(requests[i]));
     if (!id) {
       undone_ -= requests.size() - i;
@@ -158,6 +184,7 @@ void Answer::take(Note& note) {
 
 void Answer::add(Choice& choice, const Piece& piece) {
   using Kind = text::ParserEvent::Kind;
+  if (piece.scores != nullptr) choice.scores = piece.scores;
   for (const text::ParserEvent& event : piece.events) {
     switch (event.kind) {
       case Kind::kReasoning: choice.reasoning += event.text; break;

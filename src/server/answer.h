@@ -44,8 +44,12 @@ struct Call {
   bool complete = false;
 };
 
+// What the model says of the prompt's tokens, from the second one on.
+using PromptScores = std::shared_ptr<const std::vector<engine::Sampled>>;
+
 // All of a choice so far.
 struct Choice {
+  PromptScores scores;  // where the prompt is scored
   std::string reasoning;
   std::string content;
   std::vector<Call> calls;
@@ -62,6 +66,7 @@ struct Usage {
 
 // What a piece of an answer adds: events, and the tokens they came from.
 struct Piece {
+  PromptScores scores;  // in a piece of its own, before all others of its choice
   std::vector<text::ParserEvent> events;
   std::vector<TokenReport> tokens;
 };
@@ -123,7 +128,8 @@ struct AnswerReport {
 struct AnswerOptions {
   bool stream = false;
   bool messages_dialect = false;
-  std::size_t choices_per_prompt = 1;
+  std::size_t choices_per_prompt = 1;  // where the requests say 1: copies of the one
+  bool scores = false;                 // the prompts are scored
   std::function<std::unique_ptr<ChoiceParser>()> parser;
   // In the connection's order, before the choice's end is written: to remember the turn.
   std::function<void(const Choice&)> on_choice = [](const Choice&) {};

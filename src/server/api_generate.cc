@@ -14,6 +14,8 @@ namespace fathom::server {
 namespace {
 
 constexpr std::size_t kMaxPrompts = 64;
+// Log-probabilities of all prompts of a request, alternatives included: about 40 bytes of answer each.
+constexpr std::size_t kMaxScores = std::size_t{1} << 18U;
 constexpr std::int32_t kWorthRemembering =
     64;  // tokens: to compute them again takes a CPU longer than a step of one token
 
@@ -117,10 +119,11 @@ bool Api::fill(Call& call, const std::string& prompt_field, const Params& p, eng
   if (options_.most_tokens > 0) most = std::min<std::int64_t>(most, options_.most_tokens);
   if (p.max_given) most = std::min<std::int64_t>(most, p.max_tokens);
   request.max_tokens = static_cast<std::int32_t>(most);
+  request.prompt_only = most == 0;
   request.min_tokens = std::min(p.min_tokens, request.max_tokens);
   request.sampling = p.sampling;
   request.stop_ids = turn_enders(format_.control(), p);
-  request.n = p.n;
+  request.n = request.prompt_only ? 1 : p.n;
   request.priority = p.priority;
   request.client = call.request.peer;
   request.salt = p.salt;
@@ -269,16 +272,17 @@ bool Api::prompts_of(Call& call, const text::JsonValue& body, const Params&,
   const text::Tokenizer& tokenizer = format_.tokenizer();
   const auto add_text = [&](const std::string& text) {
     std::vector<std::int32_t> ids = tokenizer.encode(text, text::Mode::kSpecial);
-    if (bos && (ids.empty() || ids[0] != format_.control().bos)) ids.insert(ids.begin(), format_.control().bos);
+    const bool add_bos = bos && (ids.empty() || ids[0] != format_.control().bos);
+    if (add_bos) ids.insert(ids.begin(), format_.control().bos);
+    echo.push_back({show ? text : std::string(), ids.empty() ? -1 : ids[0], add_bos});
     prompts.push_back(std::move(ids));
-    echo.push_back({show ? text : std::string()});
   };
   const auto add_ids = [&](const text::JsonValue& list, const std::string& where) {
     auto ids = read_ids(list, where, options_.vocab);
     if (!ids) return no(ids.error());
     if (ids->empty()) return no(invalid(where, "at least one token id"));
     const auto text = tokenizer.decode(*ids);
-    echo.push_back({show && text ? *text : std::string()});
+    echo.push_back({show && text ? *text : std::string(), (*ids)[0], false});
     prompts.push_back(std::move(*ids));
     return true;
   };
@@ -286,7 +290,7 @@ bool Api::prompts_of(Call& call, const text::JsonValue& body, const Params&,
     if (!prompt->is_string()) return no(invalid("prompt", "one string beside suffix"));
     const text::Prompt fim = text::render_fim(format_, prompt->text, suffix, bos);
     prompts.push_back(text::encode_prompt(fim, tokenizer).ids);
-    echo.push_back({show ? prompt->text : std::string()});
+    echo.push_back({show ? prompt->text : std::string(), -1, false});
     return true;
   }
   if (prompt->is_string()) return add_text(prompt->text), true;
@@ -310,25 +314,29 @@ void Api::completions(Call& call) {
   auto params = read_params(body, Endpoint::kCompletions, options_.vocab);
   if (!params) return refuse(call, params.error());
   if (!check_model(call, params->model)) return;
-  if (params->max_given && params->max_tokens == 0) {
-    return refuse(
-        call, refusal(400, "max_tokens", "unsupported", "max_tokens: scoring a prompt (0 with echo) is not supported"));
-  }
   const text::JsonValue* echoes = body.get("echo");
-  if (echoes != nullptr && echoes->is_true() && params->sampling.logprobs) {
-    return refuse(
-        call, refusal(400, "logprobs", "unsupported", "logprobs: those of the prompt (with echo) are not supported"));
-  }
+  const bool scores = echoes != nullptr && echoes->is_true() && params->sampling.logprobs;
+  const text::JsonValue* suffix = body.get("suffix");
+  if (scores && suffix != nullptr)
+    return refuse(call, invalid("suffix", "none where log-probabilities of the prompt are asked for (echo, logprobs)"));
   auto structure = structure_of_text(body);
   if (!structure) return refuse(call, structure.error());
   std::vector<std::vector<std::int32_t>> prompts;
   std::vector<Echo> echo;
   if (!prompts_of(call, body, *params, prompts, echo)) return;
   std::vector<engine::Request> requests;
+  std::size_t scored = 0;
   for (auto& prompt : prompts) {
     engine::Request request;
     request.prompt = std::move(prompt);
     if (!fill(call, "prompt", *params, request)) return;
+    request.score_prompt = scores;
+    scored += request.prompt.size() * (1 + static_cast<std::size_t>(params->sampling.top_logprobs));
+    if (scores && scored > kMaxScores) {
+      return refuse(call, invalid("prompt", fmt::format("{} log-probabilities of tokens at most (tokens, times logprobs "
+                                                        "and 1), so fewer tokens or fewer logprobs",
+                                                        kMaxScores)));
+    }
     requests.push_back(std::move(request));
   }
   RawOptions raw{.stop = params->stop,
@@ -341,6 +349,7 @@ void Api::completions(Call& call) {
   AnswerOptions answer;
   answer.stream = params->stream;
   answer.choices_per_prompt = static_cast<std::size_t>(params->n);
+  answer.scores = scores;
   answer.parser = [this, raw] { return make_raw_parser(format_.tokenizer(), raw); };
   run_under(call, std::move(*structure), std::move(requests),
             make_completions_writer(writer_options(call.request, *params, options_.model_id, format_.tokenizer()),

@@ -283,6 +283,79 @@ TEST_F(ServerTest, CompletionsAnswer) {
   }
 }
 
+TEST_F(ServerTest, CompletionsScorePrompts) {
+  generator.say(" upon a time" + std::string(kEos));
+  start();
+  const auto answered = [this](const char* body) {
+    const Reply r = post("/v1/completions", body);
+    EXPECT_EQ(r.status, 200) << r.body;
+    return json_of(r.body);
+  };
+  // The begin of the sentence was put in front: it is a token, but no text.
+  Json j = answered(R"({"prompt": "Once more", "echo": true, "logprobs": 1, "max_tokens": 0, "n": 2})");
+  ASSERT_EQ(j["choices"].size(), 2U);
+  EXPECT_EQ(j["usage"]["completion_tokens"], 0);
+  for (const Json& choice : j["choices"]) {
+    EXPECT_EQ(choice["text"], "Once more");
+    EXPECT_EQ(choice["finish_reason"], "length");
+    const Json& lp = choice["logprobs"];
+    const std::size_t n = generator.prompts.back().size();
+    ASSERT_EQ(lp["tokens"].size(), n);
+    ASSERT_EQ(lp["token_logprobs"].size(), n);
+    ASSERT_EQ(lp["top_logprobs"].size(), n);
+    EXPECT_TRUE(lp["token_logprobs"][0].is_null());
+    EXPECT_TRUE(lp["top_logprobs"][0].is_null());
+    EXPECT_EQ(lp["token_logprobs"][1], -0.25);
+    EXPECT_EQ(lp["text_offset"][1], 0);
+    std::string text;
+    for (std::size_t i = 1; i < n; ++i) {
+      EXPECT_EQ(lp["text_offset"][i], text.size());
+      text += lp["tokens"][i];
+    }
+    EXPECT_EQ(text, "Once more");
+  }
+  // With an answer behind it; streamed alike.
+  j = answered(R"({"prompt": "Once", "echo": true, "logprobs": 0, "max_tokens": 2})");
+  const Json whole = j["choices"][0];
+  EXPECT_EQ(whole["logprobs"]["token_logprobs"].back(), -0.5);
+  EXPECT_EQ(whole["logprobs"]["text_offset"].size(), generator.prompts.back().size() + 2);
+  const auto events = events_of(post(
+      "/v1/completions", R"({"prompt": "Once", "echo": true, "logprobs": 0, "max_tokens": 2, "stream": true})").body);
+  std::string text;
+  std::map<std::string, Json> lists;
+  for (std::size_t i = 0; i + 1 < events.size(); ++i) {
+    const Json choice = json_of(events[i])["choices"][0];
+    text += choice["text"];
+    if (choice["logprobs"].is_null()) continue;
+    for (const char* key : {"tokens", "token_logprobs", "text_offset"}) {
+      for (const Json& item : choice["logprobs"][key]) lists[key].push_back(item);
+    }
+  }
+  EXPECT_EQ(text, whole["text"]);
+  for (const auto& [key, list] : lists) EXPECT_EQ(list, whole["logprobs"][key]) << key;
+  // Without log-probabilities there is nothing to wait for but the prompt.
+  j = answered(R"({"prompt": [5, 6], "echo": true, "max_tokens": 0})");
+  EXPECT_TRUE(j["choices"][0]["logprobs"].is_null());
+  EXPECT_FALSE(j["choices"][0]["text"].get<std::string>().empty());
+
+  const Bad all[] = {
+      {R"({"prompt": "a", "suffix": "b", "echo": true, "logprobs": 1})", "suffix", "invalid_value"},
+      {R"({"prompt": "a", "echo": true, "max_tokens": -1})", "max_tokens", "invalid_value"},
+  };
+  for (const Bad& bad : all) {
+    const Reply r = post("/v1/completions", bad.body);
+    EXPECT_EQ(r.status, 400) << bad.body;
+    EXPECT_EQ(json_of(r.body)["error"]["param"], bad.param) << r.body;
+  }
+  std::string many = "[1";
+  for (int i = 0; i < 3999; ++i) many += ",1";
+  std::string prompts;
+  for (int i = 0; i < 10; ++i) prompts += (i > 0 ? "," : "") + many + "]";
+  const Reply r = post("/v1/completions", R"({"echo": true, "logprobs": 20, "prompt": [)" + prompts + "]}");
+  EXPECT_EQ(r.status, 400) << "an answer of gigabytes";
+  EXPECT_EQ(json_of(r.body)["error"]["param"], "prompt") << r.body;
+}
+
 // What the next turn shares with this one is remembered: all but the <think> that it has not.
 TEST_F(ServerTest, RemembersWhereTheNextTurnParts) {
   generator.say("I think.</think>Yes.<｜end▁of▁sentence｜>");

@@ -9,6 +9,60 @@
 namespace fathom::server {
 namespace {
 
+// The four lists of log-probabilities of Completions.
+class LogprobLists {
+ public:
+  // offset: in bytes of text, of the first token.
+  LogprobLists(const text::Tokenizer& tokenizer, std::size_t offset) : tokenizer_(tokenizer), offset_(offset) {}
+
+  void add_prompt(const Echo& echo, const std::vector<engine::Sampled>& scores) {
+    add_text(echo.first, !echo.first_unwritten);
+    logprobs_.emplace_back("null");
+    tops_.emplace_back("null");
+    for (const engine::Sampled& s : scores) add(s);
+  }
+  void add(const std::vector<TokenReport>& tokens) {
+    for (const TokenReport& t : tokens) {
+      if (t.part != TokenReport::Part::kHidden) add(t.sampled);
+    }
+  }
+  std::string json() const {
+    return Obj()
+        .raw("tokens", join_list(texts_))
+        .raw("token_logprobs", join_list(logprobs_))
+        .raw("top_logprobs", join_list(tops_))
+        .raw("text_offset", join_list(offsets_))
+        .done();
+  }
+
+ private:
+  void add_text(std::int32_t id, bool written) {
+    texts_.push_back(token_text_json(tokenizer_, id));
+    offsets_.push_back(std::to_string(offset_));
+    if (written) offset_ += tokenizer_.token_bytes(id).value_or("").size();
+  }
+  void add(const engine::Sampled& s) {
+    add_text(s.id, true);
+    logprobs_.push_back(number(s.logprob));
+    Obj top;
+    bool listed = false;
+    for (const auto& other : s.top) {
+      top.raw(tokenizer_.token_bytes(other.id).value_or(""), number(other.logprob));
+      listed = listed || other.id == s.id;
+    }
+    // The token itself is always there: one more than was asked for.
+    if (!listed) top.raw(tokenizer_.token_bytes(s.id).value_or(""), number(s.logprob));
+    tops_.push_back(top.done());
+  }
+
+  const text::Tokenizer& tokenizer_;
+  std::size_t offset_;
+  std::vector<std::string> texts_;
+  std::vector<std::string> logprobs_;
+  std::vector<std::string> tops_;
+  std::vector<std::string> offsets_;
+};
+
 class CompletionsWriter final : public Writer {
  public:
   CompletionsWriter(WriterOptions options, std::vector<Echo> echo, std::size_t n)
@@ -24,7 +78,11 @@ class CompletionsWriter final : public Writer {
     used_.completion += static_cast<std::int64_t>(piece.tokens.size());
     for (const text::ParserEvent& event : piece.events) text += event.text;
     if (text.empty() && !o_.logprobs) return {};
-    return chunk(index, text, o_.logprobs ? logprobs_json(piece.tokens, streamed(index, text.size())) : "null", "null");
+    if (!o_.logprobs) return chunk(index, text, "null", "null");
+    LogprobLists lists(*o_.tokenizer, streamed(index, text.size()));
+    if (piece.scores != nullptr) lists.add_prompt(echo_[index / n_], *piece.scores);
+    lists.add(piece.tokens);
+    return chunk(index, text, lists.json(), "null");
   }
 
   std::string choice_end(std::size_t index, const Choice& choice) override {
@@ -43,10 +101,16 @@ class CompletionsWriter final : public Writer {
     std::vector<std::string> list;
     for (std::size_t i = 0; i < choices.size(); ++i) {
       const Choice& c = choices[i];
-      const std::string& echo = echo_[i / n_].text;
+      const Echo& echo = echo_[i / n_];
       const auto reason = c.end ? c.end->reason : text::FinishReason::kStop;
-      list.push_back(one(i, echo + c.content, o_.logprobs ? logprobs_json(c.tokens, echo.size()) : "null",
-                         quote(text::finish_reason_name(reason))));
+      std::string logprobs = "null";
+      if (o_.logprobs) {
+        LogprobLists lists(*o_.tokenizer, c.scores != nullptr ? 0 : echo.text.size());
+        if (c.scores != nullptr) lists.add_prompt(echo, *c.scores);
+        lists.add(c.tokens);
+        logprobs = lists.json();
+      }
+      list.push_back(one(i, echo.text + c.content, logprobs, quote(text::finish_reason_name(reason))));
     }
     Obj out = head();
     return out.raw("choices", join_list(list)).raw("usage", usage_json(usage)).done();
@@ -89,31 +153,6 @@ class CompletionsWriter final : public Writer {
   std::size_t streamed(std::size_t index, std::size_t now) {
     if (index >= sent_.size()) sent_.resize(index + 1);
     return std::exchange(sent_[index], sent_[index] + now);
-  }
-
-  std::string logprobs_json(const std::vector<TokenReport>& tokens, std::size_t offset) const {
-    std::vector<std::string> texts;
-    std::vector<std::string> logprobs;
-    std::vector<std::string> tops;
-    std::vector<std::string> offsets;
-    for (const TokenReport& t : tokens) {
-      if (t.part == TokenReport::Part::kHidden) continue;
-      texts.push_back(token_text_json(*o_.tokenizer, t.sampled.id));
-      logprobs.push_back(number(t.sampled.logprob));
-      offsets.push_back(std::to_string(offset));
-      offset += o_.tokenizer->token_bytes(t.sampled.id).value_or("").size();
-      Obj top;
-      for (const auto& other : t.sampled.top) {
-        top.raw(o_.tokenizer->token_bytes(other.id).value_or(""), number(other.logprob));
-      }
-      tops.push_back(top.done());
-    }
-    return Obj()
-        .raw("tokens", join_list(texts))
-        .raw("token_logprobs", join_list(logprobs))
-        .raw("top_logprobs", join_list(tops))
-        .raw("text_offset", join_list(offsets))
-        .done();
   }
 
   const WriterOptions o_;

@@ -85,7 +85,16 @@ class ScriptedGenerator final : public Generator {
     outcome.prompt_tokens = static_cast<std::int32_t>(r.prompt.size());
     outcome.cached_tokens = 2;
     if (progress_ > 0) reply.prompt_progress(progress_, outcome.prompt_tokens);
+    if (r.score_prompt) {
+      for (std::size_t i = 1; i < r.prompt.size(); ++i)
+        reply.prompt_scores(std::vector<engine::Sampled>{{r.prompt[i], -0.25F, {{r.prompt[i], -0.25F}}}});
+    }
     for (std::int32_t choice = 0; choice < r.n; ++choice) {
+      if (r.prompt_only) {
+        outcome.choices.push_back(engine::Finish::kLength);
+        reply.choice_done(choice, engine::Finish::kLength);
+        continue;
+      }
       std::int32_t n = 0;
       engine::Finish why = engine::Finish::kStop;
       for (std::size_t i = 0; i < script.size() || forever_; ++i) {

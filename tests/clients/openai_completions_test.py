@@ -11,6 +11,12 @@ def complete(client, prompt="Once upon a time", **more):
     return strictly(client.completions.create(prompt=prompt, **more))
 
 
+def scored(client, prompt, **more):
+    """The SDK's type knows no null, which the first token of a prompt has everywhere: not looked at strictly."""
+    more = {"model": "fathom-tiny", "temperature": 0, "max_tokens": 12, "logprobs": 2, "echo": True, **more}
+    return client.completions.create(prompt=prompt, **more)
+
+
 def chunks_of(client, prompt="Once upon a time", **more):
     more = {"model": "fathom-tiny", "temperature": 0, "max_tokens": 12, **more}
     return list(client.completions.create(prompt=prompt, stream=True, **more))  # the SDK has no type for a chunk without its end
@@ -45,6 +51,27 @@ def test_echo(client):
     text = complete(client).choices[0].text
     assert complete(client, echo=True).choices[0].text == "Once upon a time" + text
     assert "".join(c.choices[0].text for c in chunks_of(client, echo=True)) == "Once upon a time" + text
+
+
+def test_scores_a_prompt(client, live):
+    """What lm-eval asks: the model's own words have the log-probabilities they were chosen with, to the bit."""
+    answer = complete(client, logprobs=2).choices[0]
+    ids = live.post("/tokenize", {"prompt": "Once upon a time" + answer.text}).json()["tokens"]
+    for prompt in ("Once upon a time" + answer.text, ids):
+        r = scored(client, prompt, max_tokens=0)
+        assert r.usage.completion_tokens == 0 and r.choices[0].finish_reason == "length"
+        assert r.choices[0].text.endswith("Once upon a time" + answer.text)
+        lp = r.choices[0].logprobs
+        assert len(lp.tokens) == len(lp.token_logprobs) == len(lp.text_offset) == r.usage.prompt_tokens
+        assert lp.token_logprobs[0] is None and lp.top_logprobs[0] is None
+        assert lp.tokens[-12:] == answer.logprobs.tokens
+        assert lp.token_logprobs[-12:] == answer.logprobs.token_logprobs
+        assert lp.top_logprobs[-12:] == answer.logprobs.top_logprobs
+    more = scored(client, "Once upon a time").choices[0]
+    assert more.logprobs.token_logprobs[1:] == lp.token_logprobs[1:len(more.logprobs.tokens)], "with an answer behind it, the same"
+    assert all(t in top for t, top in zip(more.logprobs.tokens[1:], more.logprobs.top_logprobs[1:])), "also unlikely ones"
+    assert "".join(more.logprobs.tokens[1:]) == more.text == "".join(
+        c.choices[0].text for c in chunks_of(client, echo=True, logprobs=2))
 
 
 def test_suffix_fills_in_the_middle(client, live):

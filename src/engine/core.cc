@@ -172,11 +172,13 @@ std::int32_t Core::waiting() const {
 
 bool Core::step() {
   now_us_ = options_.clock_us();
+  end_rate_.at(now_us_, busy_);
   poll_cache();
   expire();
   const bool moved = start_and_preempt();
   const bool ran = run_step();
   sweep();
+  busy_ = !asked_.empty();
   return moved || ran;
 }
 
@@ -382,6 +384,7 @@ void Core::stop_running(Answer& a) {
 
 void Core::end(Asked& asked, Result<Outcome> outcome) {
   asked.ended = true;
+  end_rate_.ended();
   for (const auto& a : asked.answers) {
     if (a->lane != nullptr) stop_running(*a);
     if (!a->done) ledger_.leave(asked.request.client);
@@ -416,6 +419,7 @@ CoreStats Core::stats() const {
       if (!a->done) ++(a->lane != nullptr ? s.running : s.waiting);
     }
   }
+  s.ends_per_second = end_rate_.per_second();
   s.acceptance = policy_.acceptance();
   s.speculation = policy_.stats();
   s.cache = cache_->stats();

@@ -19,6 +19,7 @@
 
 #include "base/result.h"
 #include "cache/state_cache.h"
+#include "engine/end_rate.h"
 #include "engine/request.h"
 #include "engine/runner.h"
 #include "engine/scheduler.h"
@@ -64,6 +65,7 @@ struct CoreStats {
   std::uint64_t failed = 0;
   std::uint64_t cancelled = 0;
   std::uint64_t expired = 0;  // failed for time
+  double ends_per_second = 0;  // of requests, however they end; 0: not known
   double acceptance = 0;
   SpeculationStats speculation;
   cache::CacheStats cache;
@@ -185,6 +187,7 @@ class Core {
   std::unique_ptr<cache::StateCache> cache_;
   Budget budget_;
   ClientLedger ledger_;
+  EndRate end_rate_;
   DepthPolicy policy_;
   Sampler sampler_;
   std::vector<std::unique_ptr<Asked>> asked_;  // in order of arrival
@@ -203,6 +206,7 @@ class Core {
   ops::Buffer draft_input_;              // streams gathered for the draft block
   std::int64_t draft_rows_ = 0;          // room in it
   std::int64_t now_us_ = 0;
+  bool busy_ = false;  // requests were left after the last step
   std::uint64_t next_arrival_ = 1;
   bool broken_ = false;
   Error why_broken_;

@@ -114,7 +114,7 @@ void Answer::start(std::vector<engine::Request> requests, Usage known) {
     if (!id) {
       undone_ -= requests.size() - i;
       for (const engine::RequestId earlier : ids_) generator_.cancel(earlier);
-      return refuse(refusal_of(id.error()));
+      return refuse(refusal_of(id.error(), retry_after()));
     }
     ids_.push_back(*id);
   }
@@ -124,6 +124,11 @@ void Answer::start(std::vector<engine::Request> requests, Usage known) {
     exchange_->begin_stream([self = shared_from_this()] { return self->keep_alive(); });
     exchange_->write(writer_->begin(known));
   }
+}
+
+int Answer::retry_after() const {
+  const engine::CoreStats stats = generator_.stats();
+  return server::retry_after(stats.waiting, stats.ends_per_second);
 }
 
 // A comment in front says how far the prompt has been read; whoever does not know it skips it.
@@ -203,7 +208,7 @@ void Answer::prompt_done(const Result<engine::Outcome>& outcome) {
   if (ended_) return;
   if (!outcome) {
     for (const engine::RequestId id : ids_) generator_.cancel(id);
-    return refuse(failure_of(outcome.error()));
+    return refuse(failure_of(outcome.error(), retry_after()));
   }
   usage_.prompt += outcome->prompt_tokens;
   usage_.cached += outcome->cached_tokens;

@@ -165,6 +165,7 @@ class Answer : public std::enable_shared_from_this<Answer> {
   void finish();
   void refuse(const Refusal& refusal);
   void give_up(std::string_view reason);
+  int retry_after() const;
   void report(std::string_view reason, int status);
 
   std::string keep_alive() const;

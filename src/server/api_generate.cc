@@ -13,6 +13,7 @@
 namespace fathom::server {
 namespace {
 
+constexpr int kCompileRetrySeconds = 5;  // where too many grammars wait to be compiled
 constexpr std::size_t kMaxPrompts = 64;
 // Log-probabilities of all prompts of a request, alternatives included: about 40 bytes of answer each.
 constexpr std::size_t kMaxScores = std::size_t{1} << 18U;
@@ -176,10 +177,10 @@ void Api::run_under(Call& call, std::optional<Structure> structure, std::vector<
 
 void Api::compiled(Waiting& w, Result<std::shared_ptr<const grammar::Program>> program) {
   if (w.gone) return log(w.call, 499, " finish=abort");
-  if (!program) return refuse(w.call, refusal_of_rules(w.structure, program.error()));
+  if (!program) return refuse(w.call, refusal_of_rules(w.structure, program.error(), kCompileRetrySeconds));
   w.structure.plan.program = std::move(*program);
   auto constraint = grammar::make_constraint(std::move(w.structure.plan), options_.vocab);
-  if (!constraint) return refuse(w.call, refusal_of_rules(w.structure, constraint.error()));
+  if (!constraint) return refuse(w.call, refusal_of_rules(w.structure, constraint.error(), kCompileRetrySeconds));
   for (engine::Request& request : w.requests) request.constraint = (*constraint)->fresh();
   run(w.call, std::move(w.requests), std::move(w.writer), std::move(w.options));
 }

@@ -95,6 +95,7 @@ std::string Metrics::text(std::string_view model, const engine::CoreStats& e) co
   one("vllm:prompt_tokens_total", "counter", static_cast<double>(e.queried_tokens));
   one("vllm:generation_tokens_total", "counter", static_cast<double>(e.answer_tokens));
   one("fathom_steps_total", "counter", static_cast<double>(e.steps));
+  one("fathom_requests_ended_per_second", "gauge", e.ends_per_second);
   one("fathom_expired_requests_total", "counter", static_cast<double>(e.expired));
   one("fathom_computed_prompt_tokens_total", "counter", static_cast<double>(e.prompt_tokens));
   one("fathom_cache_pages", "gauge", c.pages);

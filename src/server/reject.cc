@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "server/json_out.h"
@@ -64,12 +66,18 @@ Refusal too_long(bool messages_dialect, std::string param, std::int64_t prompt, 
   return r;
 }
 
-Refusal refusal_of(const Error& error) {
+int retry_after(std::int32_t waiting, double ends_per_second) {
+  constexpr double kLongest = 60;
+  if (ends_per_second <= 0) return 5;
+  return static_cast<int>(std::ceil(std::clamp(waiting / ends_per_second, 1.0, kLongest)));
+}
+
+Refusal refusal_of(const Error& error, int retry_after) {
   switch (error.code) {
     case Code::kInvalid: return refusal(400, "", "invalid_value", error.what);
     case Code::kExhausted: {
       Refusal r = refusal(429, "", "rate_limit_exceeded", error.what);
-      r.retry_after = 2;
+      r.retry_after = retry_after;
       return r;
     }
     case Code::kUnavailable:
@@ -82,13 +90,13 @@ Refusal refusal_of(const Error& error) {
   }
 }
 
-Refusal failure_of(const Error& error) {
-  Refusal r = refusal_of(error);
+Refusal failure_of(const Error& error, int retry_after) {
+  Refusal r = refusal_of(error, retry_after);
   if (error.code != Code::kExhausted || r.status == 400) return r;
   // Room was promised, so it is time that ran out: the request's own, or its patience in the queue.
   if (error.what.rfind("not done within", 0) == 0) return refusal(504, "", "timeout", error.what);
   r = refusal(503, "", "service_unavailable", error.what);
-  r.retry_after = 5;
+  r.retry_after = retry_after;
   return r;
 }
 

@@ -20,9 +20,12 @@ struct Refusal : text::Reject {
 Refusal refusal(int status, std::string param, std::string code, std::string message);
 Refusal invalid(const std::string& param, std::string_view expected);  // 400 invalid_value
 Refusal too_long(bool messages_dialect, std::string param, std::int64_t prompt, std::int64_t context);
-// What an engine's error means to a client: of a request that it did not take, and of one that it took.
-Refusal refusal_of(const Error& error);
-Refusal failure_of(const Error& error);
+// Seconds until so many requests that wait will have had their turn, where so many end a second (0: nobody knows).
+int retry_after(std::int32_t waiting, double ends_per_second);
+// What an engine's error means to a client: of a request that it did not take, and of one that it took. retry_after:
+// where there is too much to do.
+Refusal refusal_of(const Error& error, int retry_after);
+Refusal failure_of(const Error& error, int retry_after);
 
 // Whether a path belongs to the Messages dialect.
 bool is_messages_path(std::string_view path);

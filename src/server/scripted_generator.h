@@ -50,7 +50,7 @@ class ScriptedGenerator final : public Generator {
     const std::lock_guard lock(mutex_);
     cancelled_.insert(id);
   }
-  engine::CoreStats stats() const override { return {}; }
+  engine::CoreStats stats() const override { return load; }
   engine::EngineHealth health() const override { return {.ok = refuse_.what.empty(), .why = refuse_.what}; }
 
   // Ends everything, as engine::Engine::stop(false).
@@ -73,6 +73,7 @@ class ScriptedGenerator final : public Generator {
   }
   int playing() const { return playing_; }
 
+  engine::CoreStats load;                          // what is said of it; before any request
   std::vector<std::vector<std::int32_t>> prompts;  // by submission
   std::vector<std::int32_t> shared_ends;           // of the last one
   std::atomic<int> said = 0;                       // tokens

@@ -214,8 +214,8 @@ Expected<std::optional<Structure>> structure_of_text(const JsonValue& body) {
   return std::optional<Structure>(std::move(out));
 }
 
-Refusal refusal_of_rules(const Structure& structure, const Error& error) {
-  if (error.code != Code::kInvalid) return refusal_of(error);
+Refusal refusal_of_rules(const Structure& structure, const Error& error, int retry_after) {
+  if (error.code != Code::kInvalid) return refusal_of(error, retry_after);
   return refusal(400, structure.field, "unsupported_schema", structure.field + ": " + error.what);
 }
 

@@ -32,6 +32,6 @@ tl::expected<std::optional<Structure>, Refusal> structure_of_chat(const text::Ch
 tl::expected<std::optional<Structure>, Refusal> structure_of_text(const text::JsonValue& body);
 
 // What an error of compiling or following the rules means to the client.
-Refusal refusal_of_rules(const Structure& structure, const Error& error);
+Refusal refusal_of_rules(const Structure& structure, const Error& error, int retry_after);
 
 }  // namespace fathom::server

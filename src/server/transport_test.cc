@@ -228,13 +228,22 @@ TEST_F(ServerTest, SaysThatTheModelIsBeingLoaded) {
   EXPECT_EQ(post(kChat, kHello).status, 200);
 }
 
+TEST(RetryAfter, IsWhatTheQueueTakes) {
+  EXPECT_EQ(retry_after(30, 3), 10);
+  EXPECT_EQ(retry_after(0, 3), 1);
+  EXPECT_EQ(retry_after(256, 0.1), 60) << "nobody is sent away for long";
+  EXPECT_EQ(retry_after(256, 0), 5) << "nothing has ended yet";
+}
+
 TEST_F(ServerTest, SaysWhenItIsFullOrBroken) {
   generator.refuse_with({Code::kExhausted, "the queue is full: 1 requests wait"});
+  generator.load.waiting = 21;
+  generator.load.ends_per_second = 2;
   start();
   for (const std::string& body : {kStream, kHello}) {
     const Reply full = post(kChat, body);
     EXPECT_EQ(full.status, 429);
-    EXPECT_GE(std::atoi(full.header("retry-after").c_str()), 1);
+    EXPECT_EQ(full.header("retry-after"), "11") << "as long as the 21 that wait take";
     EXPECT_EQ(json_of(full.body)["error"]["type"], "rate_limit_error");
   }
   EXPECT_NE(get("/metrics")

@@ -222,6 +222,21 @@ TEST(Core, TheQueueIsBounded) {
   w.verify();
 }
 
+TEST(Core, SaysHowManyRequestsEndASecond) {
+  Case w({.slots = 1, .max_drafts = 0});
+  EXPECT_EQ(w.core->stats().ends_per_second, 0);
+  // A prompt and ten tokens, one after another: eleven steps of a millisecond each, or ten.
+  for (int i = 0; i < 20; ++i) w.ask_for(request(tokens(3, 7U + static_cast<unsigned>(i)), 10));
+  w.finish();
+  const double rate = w.core->stats().ends_per_second;
+  EXPECT_NEAR(rate, 100, 10);
+  // An hour of nothing to do says nothing of how long things take.
+  w.clock += 3'600'000'000;
+  w.step();
+  w.run(request(tokens(3, 1), 10));
+  EXPECT_NEAR(w.core->stats().ends_per_second, rate, 10);
+}
+
 TEST(Core, ALongPromptStallsNobody) {
   // field-faults.md 6: an input of more than 64K hangs the engine.
   FakeRunnerOptions r;

@@ -12,6 +12,8 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -36,8 +38,8 @@ bool read_until(int fd, std::string& all, const std::string& text) {
 
 class Serve : public testing::Test {
  protected:
-  void start(std::vector<std::string> flags = {}) {
-    std::vector<std::string> args = {FATHOM_PROGRAM, "serve", std::string(FATHOM_SOURCE_DIR) + "/models/fathom-tiny",
+  void start(std::vector<std::string> flags = {}, const std::string& program = FATHOM_PROGRAM) {
+    std::vector<std::string> args = {program, "serve", std::string(FATHOM_SOURCE_DIR) + "/models/fathom-tiny",
                                      "--port", "0"};
     args.insert(args.end(), flags.begin(), flags.end());
     std::vector<char*> argv;
@@ -48,7 +50,7 @@ class Serve : public testing::Test {
     posix_spawn_file_actions_t files;
     posix_spawn_file_actions_init(&files);
     posix_spawn_file_actions_adddup2(&files, ends[1], 2);
-    ASSERT_EQ(::posix_spawn(&pid_, FATHOM_PROGRAM, &files, nullptr, argv.data(), environ), 0);
+    ASSERT_EQ(::posix_spawn(&pid_, program.c_str(), &files, nullptr, argv.data(), environ), 0);
     posix_spawn_file_actions_destroy(&files);
     ::close(ends[1]);
     log_fd_ = ends[0];
@@ -144,6 +146,33 @@ TEST_F(Serve, ASecondSignalStopsAtOnce) {
   EXPECT_THAT(end, HasSubstr("\"error\""));
   EXPECT_THAT(end, HasSubstr("data: [DONE]"));
   EXPECT_EQ(exit_code(), 0);
+}
+
+// field-faults.md: a device whose context is lost keeps its server answering errors, /v1/models still 200. Here it ends
+// what there is with an error, says so, and ends itself, so that its supervisor starts it anew.
+TEST_F(Serve, ADeviceFaultIsSeenAndEndsTheProcess) {
+  std::string name = (std::filesystem::temp_directory_path() / "fathom-fault-XXXXXX").string();
+  const std::filesystem::path dir = ::mkdtemp(name.data());
+  const std::string program = dir / "fathom";
+  std::filesystem::copy_file(FATHOM_PROGRAM, program);
+  std::filesystem::copy_file(FATHOM_FAILING_PLUGIN, dir / "libfathom_cuda.so");
+  start({"--device", "cuda"}, program);
+  const std::string once = R"({"prompt":"Once","max_tokens":3})";
+  EXPECT_THAT(rest(ask("POST", "/v1/completions", once)), HasSubstr(" 200 OK"));
+  EXPECT_THAT(rest(ask("GET", "/health")), HasSubstr(" 200 OK"));
+  const int fd = stream(kForever);
+  std::ofstream(dir / "fault") << "now";
+  const std::string end = rest(fd);
+  EXPECT_THAT(end, HasSubstr("\"error\""));
+  EXPECT_THAT(end, HasSubstr("data: [DONE]"));
+  const std::string health = rest(ask("GET", "/health"));
+  EXPECT_THAT(health, HasSubstr(" 503 "));
+  EXPECT_THAT(health, HasSubstr(R"("status":"failed")"));
+  EXPECT_THAT(health, HasSubstr("illegal memory access"));
+  EXPECT_THAT(rest(ask("POST", "/v1/completions", once)), HasSubstr(" 503 "));
+  EXPECT_EQ(exit_code(), 1) << "by itself";
+  EXPECT_TRUE(read_until(log_fd_, log_, "illegal memory access")) << log_;
+  std::filesystem::remove_all(dir);
 }
 
 TEST_F(Serve, DrainingHasAnEnd) {

@@ -36,6 +36,12 @@ TEST_F(Config, GivesFlagsTheirValues) {
     EXPECT_THAT(o.out, HasSubstr(line));
 }
 
+TEST_F(Config, ACacheLargerThanTheMachineIsRefused) {
+  const Outcome o = fathom({"serve", std::string(FATHOM_SOURCE_DIR) + "/models/fathom-tiny", "--port", "0", "--cache", "4096"});
+  EXPECT_EQ(o.code, 1);
+  EXPECT_THAT(o.err, HasSubstr("--cache is 4096 GiB, the machine has "));
+}
+
 TEST_F(Config, TheCommandLineWins) {
   const Outcome o = with("port = 9000\nslots = 3\n", {"--port", "1234", "some/model"});
   EXPECT_THAT(o.out, HasSubstr("\nport = 1234\n"));

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/memory.h"
 #include "checkpoint/fingerprint.h"
 #include "cli/commands.h"
 #include "cli/common.h"
@@ -151,6 +152,19 @@ std::string now_text() {
   return text;
 }
 
+// The cache's memory is taken as it is used: what the machine does not have would be missed only then.
+Result<> check_cache(double gib) {
+  const MachineMemory memory = machine_memory();
+  const auto in_gib = [](std::uint64_t bytes) { return static_cast<double>(bytes) / (1U << 30U); };
+  if (memory.total_bytes == 0) return {};
+  if (gib > in_gib(memory.total_bytes))
+    return fail(Code::kExhausted, "--cache is {} GiB, the machine has {:.1f}", gib, in_gib(memory.total_bytes));
+  if (gib > in_gib(memory.available_bytes))
+    print_line(fmt::format("warning: --cache is {} GiB, and only {:.1f} GiB of memory are free", gib,
+                           in_gib(memory.available_bytes)));
+  return {};
+}
+
 Result<> run(const Options& o) {
   const sigset_t signals = block_signals();
   FATHOM_ASSIGN(auto keys, read_keys(o.key_file));
@@ -174,6 +188,7 @@ Result<> run(const Options& o) {
       LoadedModel loaded,
       load_model(folder, o.compute,
                  {.max_step_tokens = kStepTokens, .max_logit_rows = kStepTokens, .rollback = core.max_drafts}));
+  if (loaded.backend->on_host()) FATHOM_TRY(check_cache(o.cache_gib));
   // What is kept on disk is true of these weights only, wherever they lie.
   engine::ModelRunner runner(*loaded.model, fmt::format("{:016x}", checkpoint::fingerprint(loaded.checkpoint)));
   FATHOM_ASSIGN(auto engine, engine::Engine::start(runner, core));

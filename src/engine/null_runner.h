@@ -9,7 +9,7 @@
 
 namespace fathom::engine {
 
-class NullRunner final : public Runner {
+class NullRunner : public Runner {
  public:
   // drafts: there is a draft block; its guesses are always right.
   NullRunner(std::int32_t vocab, bool drafts) : NullRunner(small(vocab, drafts), ops::kFloat, 4096) {}

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include "base/memory.h"
 #include "checkpoint/synthetic.h"
 #include "engine/core.h"
@@ -16,9 +18,24 @@ constexpr bool kSanitized = true;  // which have memory of their own
 constexpr bool kSanitized = false;
 #endif
 
+// Writes to all the memory that it is given, as a model does.
+class WritingRunner final : public engine::NullRunner {
+ public:
+  using NullRunner::NullRunner;
+  Result<Mat<const float>> forward(std::span<const model::Chunk> chunks) override {
+    for (const model::Chunk& c : chunks) {
+      std::memset(c.slot, c.start & 0xff, layout().slot_bytes);
+      const auto needed = static_cast<std::size_t>(model::CacheLayout::pages_for(c.start + c.tokens()));
+      for (auto page = static_cast<std::size_t>(c.start) / 128; page < needed; ++page)
+        std::memset(c.pages[page], c.start & 0xff, layout().page_bytes);
+    }
+    return NullRunner::forward(chunks);
+  }
+};
+
 TEST(CacheMemory, IsWhatWasAnnounced) {
   const checkpoint::ModelConfig config = checkpoint::published("v4-flash")->config;
-  engine::NullRunner runner(config, ops::kOfficialBf16, 256);
+  WritingRunner runner(config, ops::kOfficialBf16, 256);
   constexpr std::size_t kBudget = std::size_t{300} << 20U;
   std::int64_t clock = 0;
   const std::uint64_t before = anonymous_bytes();
@@ -28,6 +45,10 @@ TEST(CacheMemory, IsWhatWasAnnounced) {
   ASSERT_TRUE(created.has_value()) << created.error().what;
   engine::Core& core = **created;
   const std::size_t planned = core.planned_bytes();
+  // The start does not wait for memory that nobody has used yet.
+  if (!kSanitized && before != 0) {
+    EXPECT_LT(anonymous_bytes() - before, kBudget / 50);
+  }
   EXPECT_LE(core.stats().cache.memory_bytes, kBudget);
   EXPECT_GE(core.stats().cache.memory_bytes, kBudget * 98 / 100);
   EXPECT_THAT(core.describe(), testing::HasSubstr("each: 3."));

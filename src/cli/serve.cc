@@ -24,6 +24,7 @@
 #include "cli/compute.h"
 #include "cli/config_file.h"
 #include "engine/engine.h"
+#include "grammar/trial_process.h"
 #include "server/server.h"
 #include "text/chat_format.h"
 
@@ -49,6 +50,7 @@ struct Options {
   double cache_gib = 1;
   std::string cache_folder;
   double cache_folder_gib = 8;
+  std::int32_t grammar_cache_mib = 128;
   std::string key_file;
   std::string cors;
   bool no_thinking = false;
@@ -170,6 +172,7 @@ Result<> run(const Options& o) {
   FATHOM_ASSIGN(auto keys, read_keys(o.key_file));
   FATHOM_ASSIGN(const auto folder, model_folder(o.model));
   FATHOM_ASSIGN(const auto format, text::ChatFormat::load(folder));
+  FATHOM_ASSIGN(auto trial, grammar::TrialProcess::start(format));  // before any thread
   server::HttpServer::Options http;
   http.host = o.host;
   http.port = o.port;
@@ -203,6 +206,8 @@ Result<> run(const Options& o) {
   api.context = engine->position_limit();
   if (o.context > 0) api.context = std::min(api.context, o.context);
   api.most_tokens = o.most_tokens;
+  api.grammar_cache_bytes = static_cast<std::size_t>(o.grammar_cache_mib) << 20U;
+  api.grammar_trial = std::move(trial);
   api.defaults.thinking = !o.no_thinking;
   api.check_host = keys.empty() && is_loopback(o.host);
   api.cors_origin = o.cors;
@@ -280,6 +285,10 @@ void add_serve(CLI::App& app, ExitCode& exit) {
       ->group("Requests");
   command->add_option("--cache-folder-size", o->cache_folder_gib, "GiB at most in that folder")
       ->check(CLI::Range(0.001, 1e6))
+      ->capture_default_str()
+      ->group("Requests");
+  command->add_option("--grammar-cache", o->grammar_cache_mib, "MiB of memory for compiled grammars and schemas")
+      ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str()
       ->group("Requests");
   command->add_flag("--quiet", o->quiet, "no line for each request");

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "grammar/lark.h"
 #include "grammar/program.h"
+#include "grammar/trial_process.h"
 
 // What the library reports: built with XGRAMMAR_LOG_CUSTOMIZE, it calls these two.
 namespace xgrammar {
@@ -130,6 +131,7 @@ class Compiler::Impl {
       worker.swap(worker_);
     }
     wake_.notify_all();
+    if (options_.trial != nullptr) options_.trial->interrupt();
     if (worker.joinable()) worker.join();
     for (Job& job : left) job.done(stopped());
   }
@@ -140,7 +142,10 @@ class Compiler::Impl {
     const std::lock_guard one_at_a_time(compiling_);
     if (auto known = find(key)) return known;
     std::size_t bytes = key.size();
-    auto program = build(rules, bytes);
+    const auto tried = options_.trial != nullptr ? options_.trial->run(rules) : Result<>();
+    Result<std::shared_ptr<const Program>> program = tl::unexpected(Error{});
+    if (tried) program = build(rules, bytes);
+    else program = tl::unexpected(tried.error());
     const std::lock_guard lock(mutex_);
     if (!program) {
       ++stats_.refused;
@@ -172,6 +177,7 @@ class Compiler::Impl {
     const std::lock_guard lock(mutex_);
     CompilerStats s = stats_;
     s.programs = entries_.size();
+    s.waiting = jobs_.size();
     return s;
   }
   std::int32_t vocab() const { return vocab_; }

@@ -17,7 +17,10 @@ namespace fathom::grammar {
 // Compiled rules. Immutable; shared by all answers under the same rules.
 class Program;
 
+class TrialProcess;
+
 struct CompilerOptions {
+  std::shared_ptr<TrialProcess> trial = {};           // tries out everything first; nullptr: nobody does
   std::size_t cache_bytes = std::size_t{128} << 20U;  // of programs, the least recently used going first
   std::size_t max_waiting = 64;                       // compilations in line; more are refused
   int max_wait_ms = 60'000;                           // in line; then they are refused too
@@ -27,6 +30,7 @@ struct CompilerStats {
   std::uint64_t hits = 0;
   std::uint64_t compiled = 0;
   std::uint64_t refused = 0;  // rules that would not compile
+  std::size_t waiting = 0;    // in line
   std::size_t programs = 0;
   std::size_t bytes = 0;
 };
@@ -42,7 +46,8 @@ class Compiler {
   Compiler(const Compiler&) = delete;
   Compiler& operator=(const Compiler&) = delete;
   ~Compiler();  // stops
-  // Waits for the compilation that runs; those in line, and all that come later, end with kCancelled.
+  // Ends the trial that runs, waits for a compilation that does; those in line, and all that come later, end with
+  // kCancelled.
   void stop();
 
   // Compiles in the calling thread, unless it is remembered. Errors: kInvalid, what the rules ask for is no grammar, is

@@ -54,6 +54,8 @@ struct Rules {
 
 // A name for everything that matters in `rules`: equal for equal ones only.
 std::string key_of(const Rules& rules);
+// The rules that have this name. Error: kInvalid, where it is none.
+Result<Rules> rules_of(std::string_view key);
 
 // The rules of a content as it stands in a request. Errors: kInvalid, a sentence without the field's name.
 Result<Content> regex_content(std::string_view regex);

@@ -40,7 +40,7 @@ Api::Api(const text::ChatFormat& format, Generator& generator, ApiOptions option
       options_(std::move(options)),
       created_(std::time(nullptr)),
       memory_(options_.turn_memory_bytes),
-      compiler_(format_, options_.vocab, {.cache_bytes = options_.grammar_cache_bytes}) {}
+      compiler_(format_, options_.vocab, {.trial = options_.grammar_trial, .cache_bytes = options_.grammar_cache_bytes}) {}
 
 const std::vector<Api::Route>& Api::routes() {
   static const std::vector<Route> all = {
@@ -251,7 +251,7 @@ void Api::health(Call& call) {
 void Api::metrics(Call& call) {
   HttpAnswer a;
   a.content_type = "text/plain; version=0.0.4; charset=utf-8";
-  a.body = metrics_.text(options_.model_id, generator_.stats());
+  a.body = metrics_.text(options_.model_id, generator_.stats(), compiler_.stats());
   answer(call, std::move(a));
 }
 

@@ -78,7 +78,8 @@ void Metrics::ended(const AnswerReport& r) {
   histograms_[kGenerated].add(static_cast<double>(r.usage.completion));
 }
 
-std::string Metrics::text(std::string_view model, const engine::CoreStats& e) const {
+std::string Metrics::text(std::string_view model, const engine::CoreStats& e,
+                          const grammar::CompilerStats& grammars) const {
   const std::string labels = fmt::format("model_name={},engine=\"0\"", quote(model));
   std::string out;
   const auto one = [&](std::string_view name, std::string_view type, double value) {
@@ -108,6 +109,11 @@ std::string Metrics::text(std::string_view model, const engine::CoreStats& e) co
   one("vllm:spec_decode_num_drafts_total", "counter", static_cast<double>(e.speculation.bursts));
   one("vllm:spec_decode_num_draft_tokens_total", "counter", static_cast<double>(e.speculation.verified));
   one("vllm:spec_decode_num_accepted_tokens_total", "counter", static_cast<double>(e.speculation.accepted));
+  one("fathom_grammar_compilations_total", "counter", static_cast<double>(grammars.compiled));
+  one("fathom_grammar_refusals_total", "counter", static_cast<double>(grammars.refused));
+  one("fathom_grammar_cache_hits_total", "counter", static_cast<double>(grammars.hits));
+  one("fathom_grammar_cache_bytes", "gauge", static_cast<double>(grammars.bytes));
+  one("fathom_grammars_waiting", "gauge", static_cast<double>(grammars.waiting));
   head(out, "fathom_build_info", "gauge");
   line(out, "fathom_build_info", labels + ",version=\"" FATHOM_VERSION "\"", 1);
   const std::lock_guard lock(mutex_);

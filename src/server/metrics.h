@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/core.h"
+#include "grammar/compiler.h"
 #include "server/answer.h"
 
 namespace fathom::server {
@@ -21,7 +22,8 @@ class Metrics {
   Metrics();
   void answered(int status);
   void ended(const AnswerReport& report);
-  std::string text(std::string_view model, const engine::CoreStats& engine) const;
+  std::string text(std::string_view model, const engine::CoreStats& engine,
+                   const grammar::CompilerStats& grammars) const;
 
  private:
   struct Histogram {

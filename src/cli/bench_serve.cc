@@ -89,18 +89,19 @@ class Bench {
   Result<> load() {
     FATHOM_ASSIGN(Program p, program(b_.options.slots, {}));
     std::vector<double> rates = b_.options.rates;
+    ProgressBar bar("serving", ProgressUnit::kCount);
+    const std::size_t runs = rates.empty() ? 5 : rates.size();
     if (rates.empty()) {
-      FATHOM_ASSIGN(const double most, capacity(p));
+      FATHOM_ASSIGN(const double most, capacity(p, [&](double share) { show(bar, 0, share, runs); }));
       for (const double share : {0.25, 0.5, 0.75, 0.9})
         rates.push_back(std::max(0.01, std::round(share * most * 100) / 100));
     }
-    ProgressBar progress("rates", ProgressUnit::kCount);
     for (const double rate : rates) {
       FATHOM_TRY(start(p, b_.options.slots, {}));
       LoadOptions o = load_options(p);
       o.rate = rate;
+      o.progress = [&](double share) { show(bar, runs - rates.size() + loads.size(), share, runs); };
       loads.push_back({.rate = rate, .result = run_load(*p.engine, o)});
-      progress.update(loads.size(), rates.size());
     }
     return {};
   }
@@ -109,13 +110,13 @@ class Bench {
     const auto& all = b_.options.concurrency;
     const std::int32_t slots = *std::max_element(all.begin(), all.end());
     FATHOM_ASSIGN(Program p, program(slots, {}));
-    ProgressBar progress("concurrency", ProgressUnit::kCount);
+    ProgressBar bar("serving", ProgressUnit::kCount);
     for (const std::int32_t n : all) {
       FATHOM_TRY(start(p, slots, {}));
       LoadOptions o = load_options(p);
       o.concurrency = n;
+      o.progress = [&](double share) { show(bar, closed.size(), share, all.size()); };
       closed.push_back({.concurrency = n, .result = run_load(*p.engine, o)});
-      progress.update(closed.size(), all.size());
     }
     return {};
   }
@@ -135,6 +136,11 @@ class Bench {
   std::vector<TurnRow> turns;
 
  private:
+  // So much of run number `run` is over; in hundredths of runs.
+  static void show(ProgressBar& bar, std::size_t run, double share, std::size_t runs) {
+    bar.update(100 * run + static_cast<std::uint64_t>(100 * share), 100 * runs);
+  }
+
   Result<Program> program(std::int32_t slots, const fs::path& disk) const {
     FATHOM_ASSIGN(Program p, without_engine());
     FATHOM_TRY(start(p, slots, disk));
@@ -170,12 +176,14 @@ class Bench {
     return {.vocab = p.runner->facts().vocab,
             .longest = std::min(p.runner->facts().max_positions, 16'384),
             .requests = b_.options.requests,
+            .seconds = b_.options.seconds,
             .seed = b_.options.seed};
   }
 
   // Requests a second with every slot busy.
-  Result<double> capacity(Program& p) const {
+  Result<double> capacity(Program& p, std::function<void(double)> progress) const {
     LoadOptions o = load_options(p);
+    o.progress = std::move(progress);
     o.concurrency = b_.options.slots;
     const LoadResult r = run_load(*p.engine, o);
     if (r.finished == 0) return fail(Code::kInternal, "no request of {} was answered", o.requests);
@@ -354,8 +362,12 @@ void add_serve_bench(CLI::App& command, ServeBenchOptions& o) {
       ->delimiter(',')
       ->check(CLI::Range(64, 1 << 20))
       ->group(group);
-  command.add_option("--requests", o.requests, "for each rate and each --concurrent")
+  command.add_option("--requests", o.requests, "for each rate and each --concurrent, at most")
       ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--seconds", o.seconds, "for which they are asked, at most; 0: until all are")
+      ->check(CLI::Range(0.0, 1e6))
       ->capture_default_str()
       ->group(group);
   command.add_option("--slots", o.slots, "answers generated at once")
@@ -387,8 +399,9 @@ Result<> run_serve_bench(const ServeBench& b) {
     out.line(j.dump(2));
     return out.finish();
   }
-  fmt::print("{}, {} requests each, {} slots, cache of {:g} GiB\n\n", b.model, b.options.requests, b.options.slots,
-             b.options.cache_gib);
+  const std::string time = b.options.seconds > 0 ? fmt::format(", asked within {:g} s", b.options.seconds) : "";
+  fmt::print("{}, at most {} requests each{}, {} slots, cache of {:g} GiB\n\n", b.model, b.options.requests, time,
+             b.options.slots, b.options.cache_gib);
   if (!bench.loads.empty()) print_loads(bench.loads, true);
   if (!bench.closed.empty()) print_loads(bench.closed, false);
   if (!bench.turns.empty()) print_turns(bench.turns);

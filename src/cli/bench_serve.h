@@ -20,7 +20,8 @@ struct ServeBenchOptions {
   std::vector<double> rates;              // of them, requests a second; empty: shares of what the machine can do
   std::vector<std::int32_t> concurrency;  // so many requests at once, always
   std::vector<std::int32_t> histories;    // second turns after so many tokens, with and without reuse, and a restart
-  std::int32_t requests = 100;            // for each rate and each concurrency
+  std::int32_t requests = 100;            // for each rate and each concurrency, at most
+  double seconds = 9;                     // for which they are asked, at most; 0: until all are
   std::int32_t slots = 16;
   double cache_gib = 1;
   std::uint32_t seed = 1;

@@ -174,7 +174,7 @@ TEST_F(Cli, BenchServesMadeUpClients) {
   const std::string plot = (dir_ / "load.svg").string();
   const Outcome o =
       fathom({"bench", kRoot + "/tests/data/models/micro-random", "--serve", "--rates", "100,200", "--requests", "6",
-              "--concurrent", "1,3", "--history", "200", "--slots", "3", "--cache", "0.05", "--json", "--svg", plot});
+              "--seconds", "0", "--concurrent", "1,3", "--history", "200", "--slots", "3", "--cache", "0.05", "--json", "--svg", plot});
   ASSERT_EQ(o.code, 0) << o.err;
   const auto j = nlohmann::json::parse(o.out);
   ASSERT_EQ(j["load"].size(), 2U);
@@ -192,6 +192,13 @@ TEST_F(Cli, BenchServesMadeUpClients) {
   EXPECT_EQ(turn["reused_tokens"], 199) << "all but the last token chosen, which had not been run";
   EXPECT_EQ(turn["restart_reused_tokens"], 200 + 32 + 16 - 1);
   EXPECT_NE(read(plot).find("<svg"), std::string::npos);
+  // It has an end, however many could be asked.
+  const Outcome short_one = fathom({"bench", kRoot + "/tests/data/models/micro-random", "--serve", "--rates", "20",
+                                    "--requests", "1000000", "--seconds", "0.3", "--json"});
+  ASSERT_EQ(short_one.code, 0) << short_one.err;
+  const int finished = nlohmann::json::parse(short_one.out)["load"][0]["finished"];
+  EXPECT_GT(finished, 0);
+  EXPECT_LT(finished, 100);
   EXPECT_NE(fathom({"bench", kRoot + "/tests/data/models/micro-random", "--concurrent", "2", "--requests", "2"})
                 .out.find("between tokens"),
             std::string::npos);

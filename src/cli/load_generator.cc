@@ -188,7 +188,10 @@ LoadResult run_load(engine::Engine& engine, const LoadOptions& options) {
     r->prompt.insert(r->prompt.end(), r->tokens.begin(), r->tokens.end());
     workload.answered(r->conversation, std::move(r->prompt));
   };
-  while (asked < options.requests) {
+  const auto in_time = [&] { return options.seconds == 0 || ms_between(began, Clock::now()) < 1000 * options.seconds; };
+  while (asked < options.requests && (asked == 0 || in_time())) {
+    const double by_time = options.seconds > 0 ? ms_between(began, Clock::now()) / 1000 / options.seconds : 0;
+    options.progress(std::min(1.0, std::max(by_time, static_cast<double>(asked) / options.requests)));
     if (options.rate > 0) {
       while (auto r = box.take_until(next)) collect(std::move(r));
       ask();

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -14,10 +15,12 @@ namespace fathom::cli {
 struct LoadOptions {
   std::int32_t vocab = 0;
   std::int32_t longest = 0;   // tokens of a prompt and its answer
-  std::int32_t requests = 0;  // to be asked
+  std::int32_t requests = 0;  // to be asked, at most
+  double seconds = 0;         // none is asked later; 0: until all are
   double rate = 0;            // arrivals a second, Poisson; 0: as many at once as `concurrency`, the next when one ends
   std::int32_t concurrency = 1;
   std::uint32_t seed = 1;
+  std::function<void(double share)> progress = [](double) {};  // of what is asked; about once a request
 };
 
 struct LoadResult {

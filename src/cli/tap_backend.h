@@ -100,6 +100,18 @@ class TapBackend : public ops::Backend {
   void window_entries(const ops::WindowEntries& op) override {
     keep("window_entries", bytes_of(op.kv) * 2, op, &Backend::window_entries);
   }
+  void attention_inputs(const ops::AttentionInputs& op) override {
+    double bytes = bytes_of(op.latent.x) * 2 + bytes_of(op.window.kv) * (op.store ? 3 : 2);
+    for (const auto* c : {&op.entries, &op.keys}) {
+      if (*c) bytes += bytes_of((*c)->kv) * 4;
+    }
+    const char* name = !op.entries ? "inputs (window)" : op.keys ? "inputs (4)" : "inputs (128)";
+    keep(name, bytes, op, &Backend::attention_inputs);
+  }
+  void queries(const ops::Queries& op) override {
+    const double index = op.index ? bytes_of(op.index->q) * 2 : 0;
+    keep(op.index ? "queries (4)" : "queries", bytes_of(op.heads.q) * 2 + index, op, &Backend::queries);
+  }
   void sparse_attention(const ops::SparseAttention& op) override {
     double rows = op.window;
     if (op.entries.ratio != 0) {

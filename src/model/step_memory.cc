@@ -92,6 +92,7 @@ Result<ops::Batch> StepMemory::upload(std::span<const Chunk> chunks) {
   return ops::Batch{.tokens = row,
                     .n_segments = segment,
                     .longest = static_cast<std::int32_t>(std::min(std::bit_ceil(end), std::uint32_t{1} << 30)),
+                    .most = row - segment + 1,  // every segment has one: no more than tokens and segments tell
                     .segments = reinterpret_cast<const ops::Segment*>(base + at.segments_at),
                     .segment_of = ints(at.segment_of),
                     .positions = ints(at.positions),

@@ -18,6 +18,7 @@
 
 #include "base/result.h"
 #include "ops/attention/heads.h"
+#include "ops/attention/inputs.h"
 #include "ops/attention/sparse_attention.h"
 #include "ops/compressor/compress.h"
 #include "ops/draft/mtp_input.h"
@@ -98,6 +99,17 @@ class Backend {
   virtual void stream_mean(const StreamMean& op) = 0;
   virtual void query_heads(const QueryHeads& op) = 0;
   virtual void window_entries(const WindowEntries& op) = 0;
+  virtual void attention_inputs(const AttentionInputs& op) {
+    rms_norm(op.latent);
+    window_entries(op.window);
+    if (op.store) store_window(*op.store);
+    if (op.entries) compress(*op.entries);
+    if (op.keys) compress(*op.keys);
+  }
+  virtual void queries(const Queries& op) {
+    query_heads(op.heads);
+    if (op.index) index_query(*op.index);
+  }
   virtual void sparse_attention(const SparseAttention& op) = 0;
   virtual void store_window(const StoreWindow& op) = 0;
   virtual void compress(const Compress& op) = 0;

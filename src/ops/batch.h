@@ -26,11 +26,19 @@ struct Batch {
   std::int32_t n_segments = 0;
   // No segment ends beyond this position. It bounds work and scratch memory, changes no result, and may be generous.
   std::int32_t longest = 0;
+  // No segment has more tokens; 0: not known.
+  std::int32_t most = 0;
   const Segment* segments = nullptr;
   const std::int32_t* segment_of = nullptr;  // [tokens]
   const std::int32_t* positions = nullptr;   // [tokens]
   const std::int32_t* ids = nullptr;         // [tokens], each in [0, vocab)
 };
+
+// Whether this step's rows may go into a ring of `capacity` positions before its older rows have been read, where a token
+// reads `span` positions, itself the last: no segment is so long that it overwrites what its first token reads.
+inline bool may_store_first(const Batch& b, std::int32_t capacity, std::int32_t span) {
+  return (b.most > 0 ? b.most : b.tokens) <= capacity + 1 - span;
+}
 
 // The window keys/values of one layer: a ring in the slot. Position p lies at p mod capacity. The capacity exceeds the
 // window by the number of tokens that may be taken back (speculation), so that taking back is forgetting a length.

@@ -216,6 +216,43 @@ TEST_F(Rows, IndexQuery) {
   }
 }
 
+// Both kinds of queries in one: the same bytes as one after the other.
+TEST_F(Rows, Queries) {
+  for (const std::int64_t tokens : {0, 1, 5}) {
+    for (const bool selects : {false, true}) {
+      for (const ops::Numerics n : kAllNumerics) {
+        Angles a(tokens, 32);
+        const auto run = [&](bool fused) {
+          const Twin<float> q(normal(tokens * 64 * 512, 11, 1, n.carrier));
+          const Twin<float> index(normal(tokens * 64 * 128, 12, 1, n.carrier));
+          ops::Queries op{.heads = {.q = q.on_device(tokens, 64 * 512),
+                                    .heads = 64,
+                                    .cos = a.cos.on_device(tokens, 32),
+                                    .sin = a.sin.on_device(tokens, 32),
+                                    .eps = 1e-6F,
+                                    .carrier = n.carrier},
+                          .index = {}};
+          if (selects) {
+            op.index = ops::IndexQuery{.q = index.on_device(tokens, 64 * 128),
+                                       .heads = 64,
+                                       .cos = a.cos.on_device(tokens, 32),
+                                       .sin = a.sin.on_device(tokens, 32),
+                                       .quantise = n.quantise,
+                                       .carrier = n.carrier};
+          }
+          if (fused) device().queries(op);
+          else device().Backend::queries(op);
+          std::vector<float> all = q.fetch();
+          const auto more = index.fetch();
+          all.insert(all.end(), more.begin(), more.end());
+          return all;
+        };
+        EXPECT_EQ(run(true), run(false)) << tokens << " " << selects << " " << name_of(n);
+      }
+    }
+  }
+}
+
 struct Site {
   Site(std::int64_t rows, std::int64_t width)
       : fn(normal(rows * width, 12, 0.05F)), base(normal(rows, 13)), scale(std::vector<float>{0.7F, 1.3F, 0.9F}) {}
@@ -384,11 +421,11 @@ TEST_F(Rows, BranchesMeet) {
   }
 }
 
-// A token's mixing does not depend on how many there are.
+// A token's mixing does not depend on how many there are, be it by one kernel or another.
 TEST_F(Rows, HyperConnectionsOfATokenAreItsOwn) {
   const std::int64_t d = 4096;
   Site site(24, 4 * d);
-  const Twin<float> streams(normal(9 * 4 * d, 17));
+  const Twin<float> streams(normal(40 * 4 * d, 17));
   const auto run = [&](std::int64_t tokens) {
     const auto x = Twin<float>::poisoned(tokens * d);
     const auto post = Twin<float>::poisoned(tokens * 4);
@@ -406,7 +443,7 @@ TEST_F(Rows, HyperConnectionsOfATokenAreItsOwn) {
     all.resize(static_cast<std::size_t>(d));
     return all;
   };
-  EXPECT_EQ(run(1), run(9));
+  for (const std::int64_t tokens : {2, 9, 16, 40}) EXPECT_EQ(run(1), run(tokens)) << tokens;
 }
 
 TEST_F(Rows, MtpInput) {

@@ -1,3 +1,5 @@
+// Queries in one launch: one warp a head of either kind; a head alone is the same kernel.
+#include "ops/attention/inputs.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/row.cuh"
@@ -7,65 +9,111 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
+constexpr int kMostQuads = 4;  // fours of a head that a lane has
 
-// One warp a head; a lane keeps to its own pairs, so nothing is shared.
-__global__ void query_heads(QueryHeads op, int dim) {
-  await_previous();
-  const std::int64_t head = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
-  const std::int64_t t = head / op.heads;
-  if (t >= op.q.rows) return;
+struct Head {
+  std::int64_t token;
+  int head;
+};
+__device__ Head head_of(std::int64_t i, int heads) { return {i / heads, static_cast<int>(i % heads)}; }
+
+// The cosines (or sines) of the two pairs at values [i, i + 4) behind those that are not rotated.
+__device__ float2 two(const Mat<const float>& table, std::int64_t t, int i) {
+  return *reinterpret_cast<const float2*>(table.data + t * table.ld + i / 2);
+}
+
+__device__ void query_head(const QueryHeads& op, Head h, int dim) {
+  const int plain = dim - 2 * static_cast<int>(op.cos.cols);
   const int lane = threadIdx.x % kWarp;
-  float* q = op.q.data + t * op.q.ld + head % op.heads * dim;
+  float* q = op.q.data + h.token * op.q.ld + static_cast<std::int64_t>(h.head) * dim;
+  float4 x[kMostQuads];
+  float2 cos[kMostQuads];
+  float2 sin[kMostQuads];
+#pragma unroll
+  for (int k = 0; k < kMostQuads; ++k) {
+    const int i = 4 * (k * kWarp + lane);
+    x[k] = i < dim ? load4(q + i) : float4{0, 0, 0, 0};
+    if (i >= plain && i < dim) {
+      cos[k] = two(op.cos, h.token, i - plain);
+      sin[k] = two(op.sin, h.token, i - plain);
+    }
+  }
   float squares = 0;
-  for (int i = lane; i < dim; i += kWarp) squares = fmaf(q[i], q[i], squares);
-  const float rho = 1.0F / sqrtf(warp_sum(squares) / static_cast<float>(dim) + op.eps);
-  const auto n = static_cast<int>(op.cos.cols);
-  const int plain = dim - 2 * n;
-  for (int i = lane; i < plain; i += kWarp) q[i] = carry_to(q[i] * rho, op.carrier);
-  for (int j = lane; j < n; j += kWarp) {
-    float a = carry_to(q[plain + 2 * j] * rho, op.carrier);
-    float b = carry_to(q[plain + 2 * j + 1] * rho, op.carrier);
-    rotate_pair(a, b, op.cos.data[t * op.cos.ld + j], op.sin.data[t * op.sin.ld + j], op.carrier);
-    q[plain + 2 * j] = a;
-    q[plain + 2 * j + 1] = b;
+#pragma unroll
+  for (int k = 0; k < kMostQuads; ++k) squares = dot4(x[k], x[k], squares);
+  const float rho = rms_scale(warp_sum(squares), dim, op.eps);
+#pragma unroll
+  for (int k = 0; k < kMostQuads; ++k) {
+    const int i = 4 * (k * kWarp + lane);
+    if (i >= dim) continue;
+    float4 v = carry4(scaled(rho, x[k]), op.carrier);
+    if (i >= plain) rotate4(v, cos[k], sin[k], op.carrier);
+    store4(q + i, v);
   }
 }
 
-// One block a token.
-__global__ void window_entries(WindowEntries op) {
-  await_previous();
-  extern __shared__ float row[];
-  const auto dim = static_cast<int>(op.kv.cols);
-  const auto n = static_cast<int>(op.cos.cols);
-  float* kv = op.kv.data + blockIdx.x * op.kv.ld;
-  for (int i = threadIdx.x; i < dim; i += kThreads) row[i] = kv[i];
-  __syncthreads();
-  norm_row<kThreads>(row, dim, op.norm_weight, op.eps, op.carrier);
-  rotate_row<kThreads>(row, dim, op.cos.data + blockIdx.x * op.cos.ld, op.sin.data + blockIdx.x * op.sin.ld, n,
-                       op.carrier);
-  if (op.quantise) {
-    // Blocks are shared out over the warps.
-    for (int b = threadIdx.x / kWarp * quant::kEntryBlock; b < dim - 2 * n; b += kWarps * quant::kEntryBlock) {
-      fp8_round_trip_warp(row + b, min(quant::kEntryBlock, dim - 2 * n - b));
-    }
-    __syncthreads();
+__device__ void index_head(const IndexQuery& op, Head h, int dim) {
+  const int plain = dim - 2 * static_cast<int>(op.cos.cols);
+  const int i = 4 * (static_cast<int>(threadIdx.x) % kWarp);
+  float* q = op.q.data + h.token * op.q.ld + static_cast<std::int64_t>(h.head) * dim;
+  float4 x = i < dim ? load4(q + i) : float4{0, 0, 0, 0};
+  if (i >= plain && i < dim) {
+    rotate4(x, two(op.cos, h.token, i - plain), two(op.sin, h.token, i - plain), op.carrier);
   }
-  for (int i = threadIdx.x; i < dim; i += kThreads) kv[i] = row[i];
+  x = carry4(hadamard4(x, dim), op.carrier);
+  if (op.quantise) x = fp4_round_trip4(x);
+  if (i < dim) store4(q + i, x);
+}
+
+__global__ void __launch_bounds__(kThreads) queries(QueryHeads main, int dim, int main_blocks, IndexQuery index,
+                                                    int index_dim) {
+  await_previous();
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const auto block = static_cast<std::int64_t>(blockIdx.x);
+  if (block < main_blocks) {
+    const Head h = head_of(block * kWarps + warp, main.heads);
+    if (h.token < main.q.rows) query_head(main, h, dim);
+  } else {
+    const Head h = head_of((block - main_blocks) * kWarps + warp, index.heads);
+    if (h.token < index.q.rows) index_head(index, h, index_dim);
+  }
+}
+
+template <class Op>
+int dim_of(const Op& op) {
+  const std::int64_t dim = op.q.cols / op.heads;
+  FATHOM_CHECK(op.q.cols == dim * op.heads && 2 * op.cos.cols <= dim, "whole heads with a rotated part");
+  FATHOM_CHECK(dim % 4 == 0 && op.q.ld % 4 == 0, "aligned heads");
+  FATHOM_CHECK(op.cos.cols % 2 == 0 && op.cos.ld % 2 == 0 && op.sin.ld % 2 == 0, "aligned angles");
+  return static_cast<int>(dim);
+}
+
+void run_queries(Context& c, const char* name, const QueryHeads* main, const IndexQuery* index) {
+  int dim = 0;
+  int main_blocks = 0;
+  int index_dim = 0;
+  int index_blocks = 0;
+  if (main != nullptr) {
+    dim = dim_of(*main);
+    FATHOM_CHECK(dim <= kMostQuads * 4 * kWarp, "heads of a few dims a lane");
+    main_blocks = ceil_div(main->q.rows * main->heads, kWarps);
+  }
+  if (index != nullptr) {
+    index_dim = dim_of(*index);
+    FATHOM_CHECK(index_dim <= 4 * kWarp && (index_dim & (index_dim - 1)) == 0,
+                 "a Hadamard transform by one warp needs a power of two");
+    index_blocks = ceil_div(index->q.rows * index->heads, kWarps);
+  }
+  launch(c, name, queries, dim3(static_cast<unsigned>(main_blocks + index_blocks)), kThreads, 0,
+         main != nullptr ? *main : QueryHeads{}, dim, main_blocks, index != nullptr ? *index : IndexQuery{}, index_dim);
 }
 
 }  // namespace
 
-void run(Context& c, const QueryHeads& op) {
-  const std::int64_t dim = op.q.cols / op.heads;
-  FATHOM_CHECK(op.q.cols == dim * op.heads && 2 * op.cos.cols <= dim, "whole heads with a rotated part");
-  launch(c, "query_heads", query_heads, dim3(static_cast<unsigned>(ceil_div(op.q.rows * op.heads, kWarps))), kThreads,
-         0, op, static_cast<int>(dim));
-}
+void run(Context& c, const QueryHeads& op) { run_queries(c, "query_heads", &op, nullptr); }
 
-void run(Context& c, const WindowEntries& op) {
-  FATHOM_CHECK(2 * op.cos.cols <= op.kv.cols, "a row with a rotated part");
-  launch(c, "window_entries", window_entries, dim3(static_cast<unsigned>(op.kv.rows)), kThreads,
-         sizeof(float) * static_cast<std::size_t>(op.kv.cols), op);
-}
+void run(Context& c, const IndexQuery& op) { run_queries(c, "index_query", nullptr, &op); }
+
+void run(Context& c, const Queries& op) { run_queries(c, "queries", &op.heads, op.index ? &*op.index : nullptr); }
 
 }  // namespace fathom::ops::cuda

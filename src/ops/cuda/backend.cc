@@ -128,6 +128,8 @@ class CudaBackend final : public Backend {
   void stream_mean(const StreamMean& op) override { launch(op); }
   void query_heads(const QueryHeads& op) override { launch(op); }
   void window_entries(const WindowEntries& op) override { launch(op); }
+  void attention_inputs(const AttentionInputs& op) override { launch(op); }
+  void queries(const Queries& op) override { launch(op); }
   void sparse_attention(const SparseAttention& op) override { launch(op); }
   void store_window(const StoreWindow& op) override { launch(op); }
   void compress(const Compress& op) override { launch(op); }

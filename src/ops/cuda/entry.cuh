@@ -126,8 +126,4 @@ __device__ inline void encode_piece(const DeviceCodec& c, const float* x, std::b
   if (lane == 0) out[plain + piece - 1] = static_cast<std::byte>(code);
 }
 
-__device__ inline void encode_warp(const DeviceCodec& c, const float* x, std::byte* out) {
-  for (int piece = 0; piece < pieces_of(c); ++piece) encode_piece(c, x, out, piece);
-}
-
 }  // namespace fathom::ops::cuda

@@ -17,7 +17,11 @@ __device__ inline std::uint32_t bf16_bits(float x) {
   return (u + 0x7fffU + ((u >> 16) & 1U)) >> 16;
 }
 __device__ inline float bf16_value(std::uint32_t bits) { return __uint_as_float(bits << 16); }
-__device__ inline float round_bf16(float x) { return bf16_value(bf16_bits(x)); }
+__device__ inline float round_bf16(float x) {  // but for a NaN's payload
+  std::uint32_t bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(x), "f"(0.0F));
+  return __uint_as_float(bits);
+}
 
 __device__ inline float carry_to(float x, Carrier c) { return c == Carrier::kBf16 ? round_bf16(x) : x; }
 
@@ -87,56 +91,6 @@ __device__ inline float e4m3_round(float x) {
 __device__ inline float fp8_round(float x, float scale) {
   const float inverse = __uint_as_float((254U << 23) - __float_as_uint(scale));
   return __fmul_rn(e4m3_round(__fmul_rn(x, inverse)), scale);
-}
-__device__ inline float fp4_round(float x, float scale) {
-  return __fmul_rn(e2m1(e2m1_code(__fdiv_rn(x, scale))), scale);
-}
-
-// quant::fp8_round_trip over x[0, n) in shared memory, by one warp; blocks of 64.
-__device__ inline void fp8_round_trip_warp(float* x, int n) {
-  const int lane = threadIdx.x % kWarp;
-  for (int begin = 0; begin < n; begin += quant::kEntryBlock) {
-    const int i = begin + lane;
-    const int j = i + kWarp;
-    const float a = i < n ? x[i] : 0.0F;
-    const float b = j < n ? x[j] : 0.0F;
-    const float scale = ue8m0(fp8_scale_code(warp_max(fmaxf(fabsf(a), fabsf(b)))));
-    if (i < n) x[i] = fp8_round(a, scale);
-    if (j < n) x[j] = fp8_round(b, scale);
-  }
-  __syncwarp();
-}
-
-// quant::fp4_round_trip, likewise.
-__device__ inline void fp4_round_trip_warp(float* x, int n) {
-  const int lane = threadIdx.x % kWarp;
-  for (int begin = 0; begin < n; begin += quant::kFp4Block) {
-    const int i = begin + lane;
-    const float v = i < n ? x[i] : 0.0F;
-    const bool has_nan = __any_sync(kAll, isnan(v)) != 0;
-    const float scale = ue8m0(fp4_scale_code(warp_max(fabsf(v)), has_nan));
-    if (i < n) x[i] = fp4_round(v, scale);
-  }
-  __syncwarp();
-}
-
-// quant::hadamard over x[0, n) in shared memory, by one warp; n a power of two.
-__device__ inline void hadamard_warp(float* x, int n) {
-  const int lane = threadIdx.x % kWarp;
-  for (int stride = 1; stride < n; stride *= 2) {
-    __syncwarp();
-    for (int pair = lane; pair < n / 2; pair += kWarp) {
-      const int i = pair / stride * 2 * stride + pair % stride;
-      const float a = x[i];
-      const float b = x[i + stride];
-      x[i] = a + b;
-      x[i + stride] = a - b;
-    }
-  }
-  __syncwarp();
-  const float scale = 1.0F / sqrtf(static_cast<float>(n));
-  for (int i = lane; i < n; i += kWarp) x[i] *= scale;
-  __syncwarp();
 }
 
 // One pair of ops::rotate; s is the sine of the turn wanted.

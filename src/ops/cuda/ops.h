@@ -5,6 +5,7 @@
 #include <span>
 
 #include "ops/attention/heads.h"
+#include "ops/attention/inputs.h"
 #include "ops/attention/sparse_attention.h"
 #include "ops/compressor/compress.h"
 #include "ops/draft/mtp_input.h"
@@ -33,6 +34,8 @@ void run(Context& c, const HcHead& op);
 void run(Context& c, const StreamMean& op);
 void run(Context& c, const QueryHeads& op);
 void run(Context& c, const WindowEntries& op);
+void run(Context& c, const AttentionInputs& op);
+void run(Context& c, const Queries& op);
 void run(Context& c, const SparseAttention& op);
 void run(Context& c, const StoreWindow& op);
 void run(Context& c, const Compress& op);

@@ -13,6 +13,25 @@ __device__ inline float warp_sum(float v) {
   return v;
 }
 
+// Sums of n values over a warp at the price of few: lane i gets warp_sum(v[i / (32 / n)]) to the bit. n is a power of
+// two up to 32. Leaves v void.
+template <int n, int d = kWarp / 2>
+__device__ float warp_sums(float (&v)[n]) {
+  constexpr int kHalf = n * d / kWarp;  // values that go on, of twice as many
+  if constexpr (kHalf > 0) {
+    const bool upper = (threadIdx.x & d) != 0;
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const float away = __shfl_xor_sync(kAll, upper ? v[i] : v[i + kHalf], d);
+      v[i] = (upper ? v[i + kHalf] : v[i]) + away;
+    }
+  } else {
+    v[0] += __shfl_xor_sync(kAll, v[0], d);
+  }
+  if constexpr (d > 1) return warp_sums<n, d / 2>(v);
+  else return v[0];
+}
+
 // A NaN loses against every number, as in std::max(m, x) of the reference.
 __device__ inline float warp_max(float v) {
   for (int d = kWarp / 2; d > 0; d /= 2) v = fmaxf(v, __shfl_xor_sync(kAll, v, d));

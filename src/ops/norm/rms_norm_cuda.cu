@@ -1,30 +1,37 @@
 #include "ops/cuda/launch.cuh"
-#include "ops/cuda/numbers.cuh"
 #include "ops/cuda/ops.h"
+#include "ops/cuda/row.cuh"
 
 namespace fathom::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 
-// One block a row. A thread reads again only what it alone writes, so y may be x.
-__global__ void rms_norm(Mat<const float> x, const float* w, Mat<float> y, float eps, Carrier carrier) {
+// One block a row.
+__global__ void rms_norm(RmsNorm op) {
+  allow_next();
+  norm_row<kThreads>(op.x.data + blockIdx.x * op.x.ld, op.w, op.y.data + blockIdx.x * op.y.ld,
+                     static_cast<int>(op.x.cols), op.eps, op.carrier);
+}
+
+// Rows that are not whole fours.
+__global__ void rms_norm_any(RmsNorm op) {
   await_previous();
-  const float* in = x.data + blockIdx.x * x.ld;
-  float* out = y.data + blockIdx.x * y.ld;
-  const int n = static_cast<int>(x.cols);
+  const float* in = op.x.data + blockIdx.x * op.x.ld;
+  float* out = op.y.data + blockIdx.x * op.y.ld;
+  const int n = static_cast<int>(op.x.cols);
   float squares = 0;
   for (int i = threadIdx.x; i < n; i += kThreads) squares = fmaf(in[i], in[i], squares);
-  const float rho = 1.0F / sqrtf(block_sum<kThreads>(squares) / static_cast<float>(n) + eps);
-  for (int i = threadIdx.x; i < n; i += kThreads) out[i] = carry_to(w[i] * (in[i] * rho), carrier);
+  const float rho = rms_scale(block_sum<kThreads>(squares), n, op.eps);
+  for (int i = threadIdx.x; i < n; i += kThreads) out[i] = carry_to(op.w[i] * (in[i] * rho), op.carrier);
 }
 
 }  // namespace
 
 void run(Context& c, const RmsNorm& op) {
   FATHOM_CHECK(op.x.rows == op.y.rows && op.x.cols == op.y.cols, "x and y have the same shape");
-  launch(c, "rms_norm", rms_norm, dim3(static_cast<unsigned>(op.x.rows)), kThreads, 0, op.x, op.w, op.y, op.eps,
-         op.carrier);
+  const bool fours = op.x.cols % 4 == 0 && op.x.ld % 4 == 0 && op.y.ld % 4 == 0;
+  launch(c, "rms_norm", fours ? rms_norm : rms_norm_any, dim3(static_cast<unsigned>(op.x.rows)), kThreads, 0, op);
 }
 
 }  // namespace fathom::ops::cuda

@@ -81,6 +81,7 @@ struct Context {
   Fault fault;
   int multiprocessors = 1;
   int capability = 80;           // 10 * major + minor
+  int hc_clusters = -1;          // of the hyper-connections' kernel, that run at once; -1: not asked yet
   bool early_launch = false;     // kernels may begin before the one before them has ended (launch.cuh)
   bool follows_kernel = false;   // what the stream was given last is a kernel
   bool blame = false;            // wait for every kernel, so that a fault is put down to the one that caused it

@@ -33,29 +33,46 @@ __device__ inline void await_previous() {
 }
 
 // Launches `kernel` on the context's stream. A grid without blocks is legal and does nothing. `shared` is dynamic
-// shared memory in bytes.
+// shared memory in bytes. `cluster` blocks in a row form a cluster, where there are clusters.
 template <class... Parameters, class... Arguments>
-void launch(Context& c, const char* name, void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared,
-            const Arguments&... arguments) {
+void launch_clusters(Context& c, const char* name, void (*kernel)(Parameters...), dim3 grid, int cluster, int threads,
+                     std::size_t shared, const Arguments&... arguments) {
   if (c.fault.set() || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   FATHOM_CHECK(grid.y <= 65535 && grid.z <= 65535, "a grid within the device's limits");
   c.prepare(reinterpret_cast<const void*>(kernel), shared, name);
   if (c.fault.set()) return;
   c.last = name;
   ++c.launches;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned n_attributes = 0;
+  if (c.follows_kernel && c.early_launch) {
+    cudaLaunchAttribute& early = attributes[n_attributes++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    cudaLaunchAttribute& size = attributes[n_attributes++];
+    size.id = cudaLaunchAttributeClusterDimension;
+    size.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    if (cluster > 8)
+      c.fault.note(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), name);
+  }
   cudaLaunchConfig_t how{};
   how.gridDim = grid;
   how.blockDim = dim3(static_cast<unsigned>(threads));
   how.dynamicSmemBytes = shared;
   how.stream = c.stream;
-  how.attrs = &early;
-  how.numAttrs = c.follows_kernel && c.early_launch ? 1 : 0;
+  how.attrs = attributes;
+  how.numAttrs = n_attributes;
   c.fault.note(cudaLaunchKernelEx(&how, kernel, static_cast<Parameters>(arguments)...), name);
   c.follows_kernel = true;
   if (c.blame && !c.fault.set()) c.fault.note(cudaStreamSynchronize(c.stream), name);
+}
+
+template <class... Parameters, class... Arguments>
+void launch(Context& c, const char* name, void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared,
+            const Arguments&... arguments) {
+  launch_clusters(c, name, kernel, grid, 1, threads, shared, arguments...);
 }
 
 // Hands out pieces of scratch memory: first the sizes, then the memory.

@@ -5,92 +5,119 @@
 namespace fathom::ops::cuda {
 namespace {
 
-constexpr int kThreads = 32;
-constexpr int kMostExperts = 1024;
-constexpr int kMostActive = 32;
+constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kMostActive = kWarp;
 
 __device__ float sqrt_softplus(float g) { return sqrtf(g > 20.0F ? g : log1pf(expf(g))); }
 
-// A score and whose it is; expert -1: none.
-struct Candidate {
-  float score;
-  int expert;
-};
-
-// Whether a ranks before b: NaN last, ties by the lower expert.
-__device__ bool before(Candidate a, Candidate b) {
-  if (a.expert < 0 || b.expert < 0) return b.expert < 0 && a.expert >= 0;
-  if (isnan(a.score) != isnan(b.score)) return isnan(b.score);
-  if (!isnan(a.score) && a.score != b.score) return a.score > b.score;
-  return a.expert < b.expert;
+// Scores as integers in the same order, NaN below all numbers and above nothing, which is 0.
+constexpr std::uint32_t kNanRank = 1;
+__device__ std::uint32_t rank_of(float score) {
+  if (isnan(score)) return kNanRank;
+  const std::uint32_t bits = __float_as_uint(score + 0.0F);  // -0 is 0
+  return (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;
 }
 
-// The best of the lane's experts that is not taken (bit i: expert lane + 32 i).
-__device__ Candidate best_of_lane(const float* score, int n_experts, std::uint32_t taken) {
-  Candidate best = {0, -1};
-  for (int e = threadIdx.x, i = 0; e < n_experts; e += kWarp, ++i) {
-    const Candidate c = {score[e], (taken >> i & 1U) == 0 ? e : -1};
-    if (before(c, best)) best = c;
+// The k highest scores of a token by one warp; lane i gets the i-th expert. Expert e is lane e % 32's, and its sigma goes
+// to sigma[e].
+template <int kEach>
+__device__ int choose(const Route& op, std::int64_t t, int n_experts, int k, float* sigma) {
+  const int lane = threadIdx.x % kWarp;
+  float bias[kEach];
+  float logit[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int e = lane + i * kWarp;
+    bias[i] = op.bias != nullptr && e < n_experts ? op.bias[e] : 0.0F;
   }
-  return best;
-}
-
-// One warp a token.
-__global__ void route(Route op, int n_experts, int k) {
-  await_previous();
-  __shared__ float sigma[kMostExperts];
-  __shared__ float score[kMostExperts];
-  __shared__ int chosen[kMostActive];
-  __shared__ int sorted[kMostActive];
-  const std::int64_t t = blockIdx.x;
-  const int lane = threadIdx.x;
-#pragma unroll 4
-  for (int e = lane; e < n_experts; e += kWarp) {
-    sigma[e] = sqrt_softplus(op.logits.data[t * op.logits.ld + e]);
-    score[e] = sigma[e] + (op.bias != nullptr ? op.bias[e] : 0.0F);
+  await_results();
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int e = lane + i * kWarp;
+    logit[i] = e < n_experts ? op.logits.data[t * op.logits.ld + e] : 0.0F;
   }
-  __syncwarp();
-  if (op.table != nullptr) {
-    if (lane < k) chosen[lane] = op.table[static_cast<std::int64_t>(op.ids[t]) * k + lane];
-  } else {
-    std::uint32_t taken = 0;
-    Candidate mine = best_of_lane(score, n_experts, taken);
-    for (int round = 0; round < k; ++round) {
-      Candidate best = mine;
-      for (int d = kWarp / 2; d > 0; d /= 2) {
-        const Candidate other = {__shfl_xor_sync(kAll, best.score, d), __shfl_xor_sync(kAll, best.expert, d)};
-        if (before(other, best)) best = other;
+  std::uint32_t rank[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int e = lane + i * kWarp;
+    const float s = sqrt_softplus(logit[i]);
+    rank[i] = e < n_experts ? rank_of(s + bias[i]) : 0U;
+    if (e < n_experts) sigma[e] = s;
+  }
+  int mine = 0;
+  for (int round = 0; round < k; ++round) {
+    std::uint32_t best = 0;
+    int expert = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (rank[i] > best) {
+        best = rank[i];
+        expert = lane + i * kWarp;
       }
-      if (lane == 0) chosen[round] = best.expert;
-      if (best.expert % kWarp == lane) {
-        taken |= 1U << (best.expert / kWarp);
-        mine = best_of_lane(score, n_experts, taken);
-      }
+    }
+    const std::uint32_t top = __reduce_max_sync(kAll, best);
+    const auto chosen =
+        static_cast<int>(__reduce_min_sync(kAll, best == top ? static_cast<std::uint32_t>(expert) : ~0U));
+    if (lane == round) mine = chosen;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (lane + i * kWarp == chosen) rank[i] = 0;
     }
   }
   __syncwarp();
+  return mine;
+}
+
+// One warp a token. kEach: experts of a lane.
+template <int kEach>
+__global__ void __launch_bounds__(kThreads) route(Route op, int n_experts, int k) {
+  __shared__ float sigmas[kWarps][kEach * kWarp];
+  __shared__ int experts[kWarps][kMostActive];
+  __shared__ float ordered[kWarps][kMostActive];
+  allow_next();
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  const std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * kWarps + warp;
+  if (t >= op.logits.rows) return await_results();
+  int mine = 0;
+  float sigma = 0;
+  if (op.table != nullptr) {
+    await_results();
+    if (lane < k) {
+      mine = op.table[static_cast<std::int64_t>(op.ids[t]) * k + lane];
+      sigma = sqrt_softplus(op.logits.data[t * op.logits.ld + mine]);
+    }
+  } else {
+    mine = choose<kEach>(op, t, n_experts, k, sigmas[warp]);
+    if (lane < k) sigma = sigmas[warp][mine];
+  }
+  int place = 0;
+  for (int i = 0; i < k; ++i) {
+    const int other = __shfl_sync(kAll, mine, i);
+    place += other < mine || (other == mine && i < lane) ? 1 : 0;
+  }
   if (lane < k) {
-    int rank = 0;
-    for (int i = 0; i < k; ++i) rank += chosen[i] < chosen[lane] || (chosen[i] == chosen[lane] && i < lane) ? 1 : 0;
-    sorted[rank] = chosen[lane];
+    experts[warp][place] = mine;
+    ordered[warp][place] = sigma;
   }
   __syncwarp();
+  if (lane >= k) return;
   float sum = 0;
-  for (int i = 0; i < k; ++i) sum += sigma[sorted[i]];
-  if (lane < k) {
-    op.experts.data[t * op.experts.ld + lane] = sorted[lane];
-    op.weights.data[t * op.weights.ld + lane] = sigma[sorted[lane]] / sum * op.route_scale;
-  }
+  for (int i = 0; i < k; ++i) sum += ordered[warp][i];
+  op.experts.data[t * op.experts.ld + lane] = experts[warp][lane];
+  op.weights.data[t * op.weights.ld + lane] = ordered[warp][lane] / sum * op.route_scale;
 }
 
 }  // namespace
 
 void run(Context& c, const Route& op) {
   const std::int64_t k = op.experts.cols;
-  FATHOM_CHECK(op.weights.cols == k && k <= op.logits.cols, "k of E experts");
-  FATHOM_CHECK(k <= kMostActive && op.logits.cols <= kMostExperts, "a router of this size");
-  launch(c, "route", route, dim3(static_cast<unsigned>(op.logits.rows)), kThreads, 0, op,
-         static_cast<int>(op.logits.cols), static_cast<int>(k));
+  const auto n = static_cast<int>(op.logits.cols);
+  FATHOM_CHECK(op.weights.cols == k && k <= n, "k of E experts");
+  FATHOM_CHECK(k <= kMostActive && n <= 32 * kWarp, "a router of this size");
+  launch(c, "route", n <= 8 * kWarp ? route<8> : n <= 16 * kWarp ? route<16> : route<32>,
+         dim3(static_cast<unsigned>(ceil_div(op.logits.rows, kWarps))), kThreads, 0, op, n, static_cast<int>(k));
 }
 
 }  // namespace fathom::ops::cuda

@@ -33,7 +33,7 @@ void Forward::dspark_context(const DsparkWeights& w) {
   b_.rms_norm({.x = a_.main, .w = w.main_norm, .y = a_.main, .eps = c_.norm_eps, .carrier = ctx_.numerics.carrier});
   for (std::size_t i = 0; i < w.stages.size(); ++i) {
     b_.linear(linear_q(a_.main, w.stages[i].attention.wkv, a_.kv));
-    window_entries(w.stages[i].attention, a_.cos, a_.sin);
+    b_.window_entries(window_entries(w.stages[i].attention, a_.cos, a_.sin));
     b_.store_window({.kv = a_.kv, .batch = batch_, .ring = stage_cache(i).window});
   }
 }
@@ -103,18 +103,31 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache, ops:
   const Mat<const float> sin = compressed ? a_.csin : a_.sin;
 
   project(w, cache);
-  b_.rms_norm({.x = a_.qr, .w = w.q_norm, .y = a_.qr, .eps = c_.norm_eps, .carrier = carrier});
-  window_entries(w, cos, sin);
-  if (compressed) compress(w.compressor, cache.compressor, cache.entries, ops::EntryKind::kMain, a_.ckv, a_.cscore);
+  const ops::StoreWindow store{.kv = a_.kv, .batch = batch_, .ring = cache.window};
+  const bool stores = pattern == ops::Pattern::kCausal;
+  const bool store_first = stores && may_store_first(batch_, cache.window.capacity, c_.window);
+  ops::AttentionInputs inputs{
+      .latent = {.x = a_.qr, .w = w.q_norm, .y = a_.qr, .eps = c_.norm_eps, .carrier = carrier},
+      .window = window_entries(w, cos, sin)};
+  if (store_first) inputs.store = store;
+  if (compressed) {
+    inputs.entries =
+        compress(w.compressor, cache.compressor, cache.entries, ops::EntryKind::kMain, a_.ckv, a_.cscore);
+  }
+  ops::Queries queries{
+      .heads = {.q = a_.q, .heads = c_.heads, .cos = cos, .sin = sin, .eps = c_.norm_eps, .carrier = carrier}};
   if (cache.ratio == 4) {
     const IndexerWeights& i = w.indexer;
-    compress(i.compressor, cache.index_compressor, cache.index_keys, ops::EntryKind::kIndex, a_.ikv, a_.iscore);
+    inputs.keys =
+        compress(i.compressor, cache.index_compressor, cache.index_keys, ops::EntryKind::kIndex, a_.ikv, a_.iscore);
+    queries.index = index_queries();
+    b_.attention_inputs(inputs);
     b_.linears(std::array{linear_q(a_.qr, w.wq_b, a_.q), linear_q(a_.qr, i.wq_b, a_.iq)});
-    index_queries();
   } else {
+    b_.attention_inputs(inputs);
     b_.linear(linear_q(a_.qr, w.wq_b, a_.q));
   }
-  b_.query_heads({.q = a_.q, .heads = c_.heads, .cos = cos, .sin = sin, .eps = c_.norm_eps, .carrier = carrier});
+  b_.queries(queries);
   if (cache.ratio == 4) select_entries(cache);
 
   b_.sparse_attention({.q = a_.q,
@@ -131,7 +144,7 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache, ops:
                        .sin = sin,
                        .out = a_.o,
                        .carrier = carrier});
-  if (pattern == ops::Pattern::kCausal) b_.store_window({.kv = a_.kv, .batch = batch_, .ring = cache.window});
+  if (stores && !store_first) b_.store_window(store);
 
   // wo_a is the one quantised weight whose input is not (model.md 4.4).
   b_.linear({.x = a_.o,
@@ -163,23 +176,24 @@ void Forward::project(const AttentionWeights& w, const LayerCache& cache) {
   b_.linears(std::span(all).first(n));
 }
 
-void Forward::window_entries(const AttentionWeights& w, Mat<const float> cos, Mat<const float> sin) {
-  b_.window_entries({.kv = a_.kv,
-                     .norm_weight = w.kv_norm,
-                     .cos = cos,
-                     .sin = sin,
-                     .eps = c_.norm_eps,
-                     .quantise = ctx_.numerics.quantise,
-                     .carrier = ctx_.numerics.carrier});
+ops::WindowEntries Forward::window_entries(const AttentionWeights& w, Mat<const float> cos,
+                                           Mat<const float> sin) const {
+  return {.kv = a_.kv,
+          .norm_weight = w.kv_norm,
+          .cos = cos,
+          .sin = sin,
+          .eps = c_.norm_eps,
+          .quantise = ctx_.numerics.quantise,
+          .carrier = ctx_.numerics.carrier};
 }
 
-void Forward::index_queries() {
-  b_.index_query({.q = a_.iq,
-                  .heads = c_.index_heads,
-                  .cos = a_.ccos,
-                  .sin = a_.csin,
-                  .quantise = ctx_.numerics.quantise,
-                  .carrier = ctx_.numerics.carrier});
+ops::IndexQuery Forward::index_queries() const {
+  return {.q = a_.iq,
+          .heads = c_.index_heads,
+          .cos = a_.ccos,
+          .sin = a_.csin,
+          .quantise = ctx_.numerics.quantise,
+          .carrier = ctx_.numerics.carrier};
 }
 
 void Forward::select_entries(const LayerCache& cache) {
@@ -194,23 +208,22 @@ void Forward::select_entries(const LayerCache& cache) {
                    .carrier = ctx_.numerics.carrier});
 }
 
-void Forward::compress(const CompressorWeights& w, const ops::CompressorRing& ring, const ops::EntryPages& entries,
-                       ops::EntryKind kind, Mat<float> kv, Mat<float> score) {
-  kv = mat(kv.data, kv.rows, ring.width);
-  score = mat(score.data, score.rows, ring.width);
-  b_.compress({.kv = kv,
-               .score = score,
-               .ape = w.ape,
-               .norm_weight = w.norm,
-               .frequencies = ctx_.compressed_frequencies,
-               .rope_dim = c_.rope_dim,
-               .kind = kind,
-               .eps = c_.norm_eps,
-               .quantise = ctx_.numerics.quantise,
-               .carrier = ctx_.numerics.carrier,
-               .batch = batch_,
-               .ring = ring,
-               .entries = entries});
+ops::Compress Forward::compress(const CompressorWeights& w, const ops::CompressorRing& ring,
+                                const ops::EntryPages& entries, ops::EntryKind kind, Mat<float> kv,
+                                Mat<float> score) const {
+  return {.kv = mat(kv.data, kv.rows, ring.width),
+          .score = mat(score.data, score.rows, ring.width),
+          .ape = w.ape,
+          .norm_weight = w.norm,
+          .frequencies = ctx_.compressed_frequencies,
+          .rope_dim = c_.rope_dim,
+          .kind = kind,
+          .eps = c_.norm_eps,
+          .quantise = ctx_.numerics.quantise,
+          .carrier = ctx_.numerics.carrier,
+          .batch = batch_,
+          .ring = ring,
+          .entries = entries};
 }
 
 void Forward::moe(const MoeWeights& w) {

@@ -68,15 +68,16 @@ class Forward {
 
   // All products of a.x that a layer's attention begins with: queries, window entries, compressors, indexer.
   void project(const AttentionWeights& w, const LayerCache& cache);
-  // Section 4.2: a.kv, from its projection.
-  void window_entries(const AttentionWeights& w, Mat<const float> cos, Mat<const float> sin);
+  // Section 4.2: what becomes of the projection in a.kv.
+  ops::WindowEntries window_entries(const AttentionWeights& w, Mat<const float> cos, Mat<const float> sin) const;
   // Section 10.2: the mean stream after layer l, if DSpark taps it.
   void tap(std::int32_t l);
   const LayerCache& stage_cache(std::size_t stage) const;
-  void compress(const CompressorWeights& w, const ops::CompressorRing& ring, const ops::EntryPages& entries,
-                ops::EntryKind kind, Mat<float> kv, Mat<float> score);
-  // Section 6, in the parts that become possible one after the other.
-  void index_queries();
+  // Section 5: what becomes of the projections in kv and score.
+  ops::Compress compress(const CompressorWeights& w, const ops::CompressorRing& ring, const ops::EntryPages& entries,
+                         ops::EntryKind kind, Mat<float> kv, Mat<float> score) const;
+  // Section 6: what becomes of the projection in a.iq, and what is selected then.
+  ops::IndexQuery index_queries() const;
   void select_entries(const LayerCache& cache);
 
   const checkpoint::ModelConfig& c_;

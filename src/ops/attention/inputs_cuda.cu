@@ -65,7 +65,7 @@ __device__ void window_entries(const Work& work, int block) {
   x = norm4(x, weight, rho, op.carrier);
   if (turns) rotate4(x, cos, sin, op.carrier);
   if (op.quantise) {
-    const float4 rounded = fp8_round_trip4(x);
+    const float4 rounded = fp8_round_trip4(x, i, plain);
     if (i < plain) x = rounded;
   }
   if (mine) store4(kv, x);
@@ -117,8 +117,7 @@ struct Blocks {
 
 void check(const WindowEntries& op) {
   const std::int64_t plain = op.kv.cols - 2 * op.cos.cols;
-  FATHOM_CHECK(plain >= 0 && plain % quant::kEntryBlock == 0 && op.kv.cols <= 4 * kHalf,
-               "a row with a rotated part, the other in whole blocks");
+  FATHOM_CHECK(plain >= 0 && plain % 4 == 0 && op.kv.cols <= 4 * kHalf, "a row with a rotated part, both in fours");
   FATHOM_CHECK(op.cos.cols % 2 == 0 && op.cos.ld % 2 == 0 && op.sin.ld % 2 == 0 && op.kv.ld % 4 == 0, "aligned rows");
 }
 
@@ -126,7 +125,7 @@ void check(const Compress& op) {
   const int dim = op.entries.codec.dim;
   FATHOM_CHECK(op.kv.cols == op.ring.width && op.score.cols == op.ring.width, "projections of the ring's width");
   FATHOM_CHECK(op.rope_dim <= kMostAngles && op.rope_dim % 4 == 0, "entries of a few rotated dims");
-  FATHOM_CHECK((dim - op.rope_dim) % quant::kEntryBlock == 0 && dim <= 4 * kThreads, "entries in whole blocks");
+  FATHOM_CHECK((dim - op.rope_dim) % 4 == 0 && dim <= 4 * kThreads, "entries in fours");
   FATHOM_CHECK(op.kind == EntryKind::kMain || (dim <= 4 * kWarp && (dim & (dim - 1)) == 0),
                "a Hadamard transform by one warp needs a power of two");
   FATHOM_CHECK(op.entries.ratio > 0 && op.ring.width % dim == 0, "whole rows");

@@ -170,7 +170,7 @@ __device__ inline void make_entry(const DeviceCompress& c, std::int64_t t, Compr
     x = carry4(hadamard4(x, dim), op.carrier);
     if (op.quantise) x = fp4_round_trip4(x);
   } else if (op.quantise) {
-    const float4 rounded = fp8_round_trip4(x);
+    const float4 rounded = fp8_round_trip4(x, i, plain);
     if (i < plain) x = rounded;
   }
   encode4(c.pages.codec, x, i, out);

@@ -67,16 +67,8 @@ Context::~Context() {
   close_branch(trunk_);
 }
 
-// Percent. What streams weights keeps as much under way as L1 has room for, so shared memory does not get all.
-constexpr int kSharedShare = 50;
-
 void Context::prepare(const void* kernel, std::size_t shared, const char* name) {
-  const auto [known, first] = prepared_.try_emplace(kernel, 0);
-  if (first) {
-    fault.note(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                    kSharedShare),
-               name);
-  }
+  const auto known = prepared_.try_emplace(kernel, 0).first;
   if (shared <= known->second) return;
   fault.note(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), name);
   known->second = shared;

@@ -67,9 +67,7 @@ struct Context {
   // Error: what the driver says.
   cudaError_t open();
 
-  // Before a kernel's launch with `shared` bytes of dynamic shared memory: asks for what it needs, once. All kernels get
-  // the same split between shared memory and L1: a multiprocessor that has to change it waits until it is empty, and the
-  // kernel after could not begin before the one in front has ended.
+  // Before a kernel's launch with `shared` bytes of dynamic shared memory: asks for them, once.
   void prepare(const void* kernel, std::size_t shared, const char* name);
 
   // Backend::beside and meet.

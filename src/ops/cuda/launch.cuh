@@ -43,8 +43,16 @@ void launch_clusters(Context& c, const char* name, void (*kernel)(Parameters...)
   if (c.fault.set()) return;
   c.last = name;
   ++c.launches;
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   unsigned n_attributes = 0;
+  // The split between shared memory and L1. A multiprocessor that has to change it waits until it is empty, and what
+  // streams weights has as much under way as L1 has room for: half each, except where blocks want much shared memory.
+  constexpr std::size_t kMuch = std::size_t{40} << 10;
+  if (shared <= kMuch) {
+    cudaLaunchAttribute& split = attributes[n_attributes++];
+    split.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    split.val.sharedMemCarveout = 50;
+  }
   if (c.follows_kernel && c.early_launch) {
     cudaLaunchAttribute& early = attributes[n_attributes++];
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;

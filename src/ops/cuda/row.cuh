@@ -82,9 +82,13 @@ __device__ inline std::uint32_t fp4_scale_code4(float4 x) {
   return fp4_scale_code(max_over<kFp4Lanes>(x), has_nan);
 }
 
-// quant::fp8_round_trip in blocks of 64.
-__device__ inline float4 fp8_round_trip4(float4 x) {
-  const float scale = ue8m0(fp8_scale_code(max_over<kFp8Lanes>(x)));
+// Values [i, i + 4) where they are among the first n, else nothing.
+__device__ inline float4 within(float4 x, int i, int n) { return i < n ? x : float4{0, 0, 0, 0}; }
+
+// quant::fp8_round_trip of the first n values in blocks of 64; the lane has values [i, i + 4). What it gives for others is
+// void.
+__device__ inline float4 fp8_round_trip4(float4 x, int i, int n) {
+  const float scale = ue8m0(fp8_scale_code(max_over<kFp8Lanes>(within(x, i, n))));
   return {fp8_round(x.x, scale), fp8_round(x.y, scale), fp8_round(x.z, scale), fp8_round(x.w, scale)};
 }
 // quant::fp4_round_trip.
@@ -109,8 +113,7 @@ __device__ inline float4 hadamard4(float4 x, int n) {
   return scaled(1.0F / sqrtf(static_cast<float>(n)), x);
 }
 
-// EntryCodec::encode: values [i, i + 4) into the entry at `out`. The dims of FP8 entries that are not rotated are whole
-// blocks.
+// EntryCodec::encode: values [i, i + 4) into the entry at `out`.
 __device__ inline void encode4(const DeviceCodec& c, float4 x, int i, std::byte* out) {
   using quant::EntryFormat;
   const bool mine = i < c.dim;
@@ -129,7 +132,7 @@ __device__ inline void encode4(const DeviceCodec& c, float4 x, int i, std::byte*
   }
   const int plain = c.dim - c.rope_dim;
   const bool wide = c.format == EntryFormat::kFp8RopeF32;
-  const std::uint32_t code = fp8_scale_code(max_over<kFp8Lanes>(x));
+  const std::uint32_t code = fp8_scale_code(max_over<kFp8Lanes>(within(x, i, plain)));
   if (!mine) return;
   if (i >= plain) {
     if (wide) {

@@ -153,7 +153,7 @@ class Bench {
     FATHOM_ASSIGN(LoadedModel loaded, load_model(std::move(checkpoint), b_.compute,
                                                  {.max_step_tokens = kStepTokens,
                                                   .max_logit_rows = kStepTokens,
-                                                  .rollback = engine::CoreOptions{}.max_drafts}));
+                                                  .rollback = std::max(1, b_.options.drafts)}));
     p.loaded = std::make_unique<LoadedModel>(std::move(loaded));
     p.runner = std::make_unique<engine::ModelRunner>(*p.loaded->model, "bench");
     return p;
@@ -166,7 +166,7 @@ class Bench {
     core.slots = slots;
     core.max_waiting = 4096;
     core.disk_directory = disk.string();
-    if (!b_.options.speculate) core.max_drafts = 0;
+    core.max_drafts = b_.options.drafts;
     p.engine.reset();
     FATHOM_ASSIGN(p.engine, engine::Engine::start(*p.runner, core));
     return {};
@@ -379,7 +379,10 @@ void add_serve_bench(CLI::App& command, ServeBenchOptions& o) {
       ->capture_default_str()
       ->group(group);
   command.add_option("--load-seed", o.seed, "of what is asked, and when")->capture_default_str()->group(group);
-  command.add_flag("!--no-speculation", o.speculate, "guess no tokens")->group(group);
+  command.add_option("--drafts", o.drafts, "tokens to guess and verify in a step, at most, where it pays; 0: none")
+      ->check(CLI::Range(0, engine::kMaxDrafts))
+      ->capture_default_str()
+      ->group(group);
 }
 
 Result<> run_serve_bench(const ServeBench& b) {

@@ -8,6 +8,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "cli/compute.h"
+#include "engine/core.h"
 
 namespace CLI {
 class App;
@@ -25,7 +26,7 @@ struct ServeBenchOptions {
   std::int32_t slots = 16;
   double cache_gib = 1;
   std::uint32_t seed = 1;
-  bool speculate = true;
+  std::int32_t drafts = engine::CoreOptions().max_drafts;
 
   bool asked() const { return load || !concurrency.empty() || !histories.empty(); }
 };

@@ -44,6 +44,7 @@ struct Options {
   std::int32_t context = 0;
   std::int32_t most_tokens = 0;
   std::int32_t slots = 16;
+  std::int32_t drafts = engine::CoreOptions().max_drafts;
   std::int32_t queue = 256;
   std::int32_t queue_seconds = 600;
   std::int32_t drain_seconds = 300;
@@ -182,6 +183,7 @@ Result<> run(const Options& o) {
   engine::CoreOptions core;
   core.cache_bytes = static_cast<std::size_t>(o.cache_gib * (1U << 30U));
   core.slots = o.slots;
+  core.max_drafts = o.drafts;
   core.max_waiting = o.queue;
   core.queue_timeout_ms = std::int64_t{o.queue_seconds} * 1000;
   core.disk_directory = o.cache_folder;
@@ -262,6 +264,10 @@ void add_serve(CLI::App& app, ExitCode& exit) {
   command->add_flag("--no-thinking", o->no_thinking, "do not think unless the request asks for it")->group("Requests");
   command->add_option("--slots", o->slots, "answers generated at once")
       ->check(CLI::Range(1, 4096))
+      ->capture_default_str()
+      ->group("Requests");
+  command->add_option("--drafts", o->drafts, "tokens to guess and verify in a step, at most, where it pays; 0: none")
+      ->check(CLI::Range(0, engine::kMaxDrafts))
       ->capture_default_str()
       ->group("Requests");
   command->add_option("--queue", o->queue, "requests that may wait")

@@ -273,10 +273,12 @@ bool Api::prompts_of(Call& call, const text::JsonValue& body, const Params&,
   const text::Tokenizer& tokenizer = format_.tokenizer();
   const auto add_text = [&](const std::string& text) {
     std::vector<std::int32_t> ids = tokenizer.encode(text, text::Mode::kSpecial);
+    if (ids.empty() && !bos) return no(invalid("prompt", "at least one token (without add_special_tokens)"));
     const bool add_bos = bos && (ids.empty() || ids[0] != format_.control().bos);
     if (add_bos) ids.insert(ids.begin(), format_.control().bos);
-    echo.push_back({show ? text : std::string(), ids.empty() ? -1 : ids[0], add_bos});
+    echo.push_back({show ? text : std::string(), ids[0], add_bos});
     prompts.push_back(std::move(ids));
+    return true;
   };
   const auto add_ids = [&](const text::JsonValue& list, const std::string& where) {
     auto ids = read_ids(list, where, options_.vocab);
@@ -294,7 +296,7 @@ bool Api::prompts_of(Call& call, const text::JsonValue& body, const Params&,
     echo.push_back({show ? prompt->text : std::string(), -1, false});
     return true;
   }
-  if (prompt->is_string()) return add_text(prompt->text), true;
+  if (prompt->is_string()) return add_text(prompt->text);
   if (!prompt->is_array() || prompt->items.empty())
     return no(invalid("prompt", "a string, a list of strings, or token ids"));
   if (prompt->items[0].is(text::JsonValue::Kind::kNumber)) return add_ids(*prompt, "prompt");
@@ -302,9 +304,8 @@ bool Api::prompts_of(Call& call, const text::JsonValue& body, const Params&,
   for (std::size_t i = 0; i < prompt->items.size(); ++i) {
     const text::JsonValue& one = prompt->items[i];
     const std::string where = fmt::format("prompt[{}]", i);
-    if (one.is_string()) add_text(one.text);
-    else if (!one.is_array()) return no(invalid(where, "a string or a list of token ids"));
-    else if (!add_ids(one, where)) return false;
+    if (!one.is_string() && !one.is_array()) return no(invalid(where, "a string or a list of token ids"));
+    if (one.is_string() ? !add_text(one.text) : !add_ids(one, where)) return false;
   }
   return true;
 }

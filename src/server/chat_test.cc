@@ -272,6 +272,7 @@ TEST_F(ServerTest, CompletionsAnswer) {
                      {R"({"prompt": []})", "prompt", "invalid_value"},
                      {R"({"prompt": [[]]})", "prompt", "invalid_value"},
                      {R"({"prompt": [{}]})", "prompt", "invalid_value"},
+                     {R"({"prompt": "", "add_special_tokens": false})", "prompt", "invalid_value"},
                      {R"({"prompt": [99999999]})", "prompt", "invalid_value"},
                      {R"({"prompt": "a", "max_tokens": 0})", "max_tokens", "invalid_value"},
                      {R"({"prompt": "a", "logprobs": 21})", "logprobs", "invalid_value"},

@@ -374,6 +374,7 @@ void Core::preempt(Answer& a) {
 void Core::stop_running(Answer& a) {
   a.lane.reset();
   a.guesses.clear();
+  a.confidences.clear();
   if (a.on_trial > 0) a.constraint->take_back(std::exchange(a.on_trial, 0));
   for (const auto& asked : asked_) {
     for (const auto& other : asked->answers) {

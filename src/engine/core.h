@@ -129,6 +129,7 @@ class Core {
   struct Guessing {  // an answer that wants further guesses, and the row of its streams in draft_input_
     Answer* answer = nullptr;
     std::int64_t row = 0;
+    double chance = 1;  // that all its guesses are right
   };
 
   Core(Runner& runner, CoreOptions options);
@@ -177,6 +178,7 @@ class Core {
   bool take_guess(Answer& a, std::span<const float> logits);
   void run_blocks();  // core_block.cc
   bool guess_blocks(std::int32_t depth);
+  bool guess_of_block(Guessing& g, std::int32_t d, std::span<const float> logits, std::size_t i);
   std::byte* draft_row(std::int64_t row) const;
   // With the MTP block, which follows the trunk; or with DSpark stages, whose windows the trunk keeps itself.
   bool drafting() const { return runner_.facts().drafts && options_.max_drafts > 0; }
@@ -202,6 +204,7 @@ class Core {
   std::vector<std::int32_t> ids_;        // of the chunks, one after another
   std::vector<Sampled> scores_;          // of the part that take_rows() is at
   std::vector<std::int32_t> verifying_;  // guesses of the part that take_rows() is at
+  std::vector<float> confidences_;       // and how sure the draft was of them
   std::vector<std::int32_t> previous_;   // the tokens before the next guesses of blocks
   ops::Buffer draft_input_;              // streams gathered for the draft block
   std::int64_t draft_rows_ = 0;          // room in it

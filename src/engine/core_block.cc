@@ -43,23 +43,38 @@ bool Core::guess_blocks(std::int32_t depth) {
     fail_all(ran.error());
     return false;
   }
-  for (std::int32_t d = 0; d < depth; ++d) {
+  std::int32_t d = 0;
+  for (bool goes_on = true; goes_on && d < depth; ++d) {
     const auto logits = runner_.block_logits(d, previous_);
     if (!logits) {
       fail_all(logits.error());
       return false;
     }
+    goes_on = false;
     for (std::size_t i = 0; i < guessing_.size(); ++i) {
-      Answer& a = *guessing_[i].answer;
-      // One that could not be guessed, or has no room for more, has no further guesses.
-      const bool goes_on = static_cast<std::int32_t>(a.guesses.size()) == d && a.known() + d + 1 < a.limit;
-      const auto row = static_cast<std::int64_t>(i);
-      if (goes_on && take_guess(a, {logits->row(row), static_cast<std::size_t>(logits->cols)}))
-        previous_[i] = a.guesses.back();
+      if (!guess_of_block(guessing_[i], d, {logits->row(static_cast<std::int64_t>(i)), static_cast<std::size_t>(logits->cols)}, i))
+        continue;
+      previous_[i] = guessing_[i].answer->guesses.back();
+      goes_on = true;
     }
   }
-  policy_.saw_draft(static_cast<double>(options_.clock_us() - began) * 1e-6 / depth);
+  policy_.saw_draft(static_cast<double>(options_.clock_us() - began) * 1e-6 / d);
   guessing_.clear();
+  return true;
+}
+
+// The guess number d of the block in row i. False where there is none: an earlier one could not be guessed or was not
+// worth it, there is no room for more, or the stages are not sure enough of this one.
+bool Core::guess_of_block(Guessing& g, std::int32_t d, std::span<const float> logits, std::size_t i) {
+  Answer& a = *g.answer;
+  if (static_cast<std::int32_t>(a.guesses.size()) != d || a.known() + d + 1 >= a.limit) return false;
+  const std::span<const float> sure = runner_.block_confidence();
+  if (!sure.empty()) {
+    g.chance *= policy_.chance(sure[i]);
+    if (!policy_.worth(g.chance)) return false;
+  }
+  if (!take_guess(a, logits)) return false;
+  if (!sure.empty()) a.confidences.push_back(sure[i]);
   return true;
 }
 

@@ -29,6 +29,7 @@ struct Core::Answer {
   std::unique_ptr<cache::Lane> lane;  // while running
   std::int32_t drafted = 0;  // positions the draft block has seen with the token after each: length or one less
   std::vector<std::int32_t> guesses;  // of the tokens after the last known one
+  std::vector<float> confidences;     // of these, where the draft says how sure it is; else none
   std::int32_t on_trial = 0;          // of these, accepted by the constraint to guess further
   std::vector<std::int32_t> cuts;     // where to remember, ascending, each above the lane's length when planned
 

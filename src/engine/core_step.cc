@@ -133,6 +133,8 @@ void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
   std::vector<std::int32_t>& guesses = verifying_;
   guesses.swap(a.guesses);
   a.guesses.clear();
+  confidences_.swap(a.confidences);
+  a.confidences.clear();
   if (a.on_trial > 0) a.constraint->take_back(std::exchange(a.on_trial, 0));
   std::int32_t verified = 0;  // guesses after the first wrong one, or after the end, were run for nothing
   std::int32_t accepted = 0;
@@ -145,6 +147,8 @@ void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
     const bool guessed = i < part.drafts;
     const bool right = guessed && token->id == guesses[static_cast<std::size_t>(i)];
     verified += guessed ? 1 : 0;
+    if (guessed && static_cast<std::size_t>(i) < confidences_.size())
+      policy_.saw_confidence(confidences_[static_cast<std::size_t>(i)], right);
     take_token(a, *std::move(token));
     if (!right) break;
     ++accepted;

@@ -1,5 +1,7 @@
 #include "engine/runner.h"
 
+#include "base/check.h"
+
 namespace fathom::engine {
 
 ModelRunner::ModelRunner(model::Model& model, std::string_view identity) : model_(model), memory_(model.backend()) {
@@ -27,6 +29,10 @@ Result<Mat<const float>> ModelRunner::to_host(Result<Mat<const float>> logits) {
 
 Result<Mat<const float>> ModelRunner::block_logits(std::int32_t i, std::span<const std::int32_t> previous) {
   FATHOM_ASSIGN(const model::Model::BlockLogits block, model_.block_logits(i, previous));
+  FATHOM_CHECK(block.confidence.cols == 1 && block.confidence.ld == 1, "one value for each block, close together");
+  confidence_.resize(static_cast<std::size_t>(block.confidence.rows));
+  model_.backend().copy_out(confidence_.data(), reinterpret_cast<const std::byte*>(block.confidence.data),
+                            confidence_.size() * sizeof(float));
   return to_host(block.logits);
 }
 

@@ -50,6 +50,9 @@ class Runner {
   virtual Result<Mat<const float>> block_logits(std::int32_t /*i*/, std::span<const std::int32_t> /*previous*/) {
     return no_stages();
   }
+  // How sure the stages are of the guess that the last block_logits() is for, one value for each block, a
+  // logit. Empty: they do not say. In host memory, until the next call.
+  virtual std::span<const float> block_confidence() const { return {}; }
   // What the last forward() or draft() left, in the runner's memory.
   virtual Mat<const float> streams() const = 0;
   virtual Mat<const float> draft_streams() const = 0;
@@ -71,6 +74,7 @@ class ModelRunner final : public Runner {
   Result<Mat<const float>> logits_of(Mat<const float> streams) override;
   Result<> draft_block(std::span<const model::Chunk> anchors) override { return model_.draft_block(anchors); }
   Result<Mat<const float>> block_logits(std::int32_t i, std::span<const std::int32_t> previous) override;
+  std::span<const float> block_confidence() const override { return confidence_; }
   Mat<const float> streams() const override { return model_.streams(); }
   Mat<const float> draft_streams() const override { return model_.draft_streams(); }
 
@@ -81,6 +85,7 @@ class ModelRunner final : public Runner {
   cache::BackendMemory memory_;
   RunnerFacts facts_;
   std::vector<float> host_logits_;
+  std::vector<float> confidence_;
 };
 
 }  // namespace fathom::engine

@@ -7,6 +7,7 @@ namespace {
 
 constexpr double kFade = 0.98;             // of a step's weight at the next one: about fifty steps count
 constexpr std::uint64_t kFirstSteps = 16;  // seen before estimates are believed
+constexpr double kFirstGuesses = 8;        // of a confidence, before it is believed
 constexpr std::uint64_t kLookAgain = 64;   // how often guessing is tried although it seemed not to pay
 
 }  // namespace
@@ -52,7 +53,30 @@ double DepthPolicy::step_seconds(double tokens) const {
   return std::max(mean_seconds + slope * (tokens - mean_tokens), 1e-9);
 }
 
+std::size_t Calibration::bucket_of(float confidence) {
+  const float at = (confidence + 4) * 2;  // half a unit each; a NaN is the least
+  return at > 0 ? static_cast<std::size_t>(std::min(at, 15.0F)) : 0;
+}
+
+void Calibration::saw(float confidence, bool right) {
+  Bucket& b = buckets_[bucket_of(confidence)];
+  b.right = b.right * kFade + (right ? 1 : 0);
+  b.all = b.all * kFade + 1;
+}
+
+double Calibration::chance(float confidence) const {
+  const Bucket& b = buckets_[bucket_of(confidence)];
+  return b.all < kFirstGuesses ? 1 : b.right / b.all;
+}
+
+bool DepthPolicy::worth(double chance) {
+  if (chance >= least_chance_) return true;
+  ++stats_.withheld;
+  return stats_.withheld % kLookAgain == 0;  // else nothing would be learnt of such guesses any more
+}
+
 std::int32_t DepthPolicy::depth(std::int32_t answers, std::int32_t room) {
+  least_chance_ = 0;
   if (answers <= 0 || max_depth_ == 0) return 0;
   const std::int32_t most = std::min(max_depth_, room / answers - 1);
   if (most <= 0) return 0;
@@ -73,6 +97,9 @@ std::int32_t DepthPolicy::depth(std::int32_t answers, std::int32_t room) {
       best = d;
     }
   }
+  // One token more, for one answer, against what all of them get in that time.
+  const double tokens_of_step = static_cast<double>(answers) * (1 + best);
+  least_chance_ = answers * best_rate * (step_seconds(tokens_of_step + 1) - step_seconds(tokens_of_step));
   return best == 0 && asked_ % kLookAgain == 0 ? 1 : best;
 }
 

@@ -25,9 +25,27 @@ inline constexpr std::int32_t kMaxDrafts = 8;
 struct SpeculationStats {
   std::uint64_t verified = 0;  // guesses
   std::uint64_t accepted = 0;
+  std::uint64_t withheld = 0;                           // for want of confidence, with all that would have come after
   std::uint64_t bursts = 0;                             // times that one or more guesses of a request were verified
   std::array<std::uint64_t, kMaxDrafts> verified_at{};  // by place in the burst
   std::array<std::uint64_t, kMaxDrafts> accepted_at{};
+};
+
+// What a draft's word on its own guess is worth: how often guesses of about that confidence were right. How confidences
+// are calibrated is not published (model.md 10.2), so it is learnt as the engine runs.
+class Calibration {
+ public:
+  void saw(float confidence, bool right);
+  // That such a guess is right; 1 until some like it were seen.
+  double chance(float confidence) const;
+
+ private:
+  struct Bucket {
+    double right = 0;
+    double all = 0;
+  };
+  static std::size_t bucket_of(float confidence);
+  std::array<Bucket, 16> buckets_{};
 };
 
 class DepthPolicy {
@@ -41,8 +59,16 @@ class DepthPolicy {
   // Of a burst of guesses so many were right before the first wrong one.
   void saw_burst(std::int32_t verified, std::int32_t accepted);
 
+  // A verified guess that came with a confidence, those before it right.
+  void saw_confidence(float confidence, bool right) { calibration_.saw(confidence, right); }
+
   // Guesses for each of `answers` requests, so that answers * (1 + depth) <= room.
   std::int32_t depth(std::int32_t answers, std::int32_t room);
+
+  double chance(float confidence) const { return calibration_.chance(confidence); }
+  // Whether to verify a guess that is right, with all before it in its burst, with this probability: it makes the step
+  // longer for everybody. As of the last depth().
+  bool worth(double chance);
 
   const SpeculationStats& stats() const { return stats_; }
   // Probability that a guess is right if those before it were; 1 before anything was seen.
@@ -59,6 +85,8 @@ class DepthPolicy {
   double draft_seconds_ = 0;
   std::uint64_t steps_ = 0;
   std::uint64_t asked_ = 0;
+  double least_chance_ = 0;
+  Calibration calibration_;
   SpeculationStats stats_;
 };
 

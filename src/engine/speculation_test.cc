@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace fathom::engine {
 namespace {
 
@@ -27,6 +29,40 @@ TEST(DepthPolicy, StopsWhenTheBatchIsFull) {
   auto p = seasoned(10e-3, 1e-3, 0.2e-3, 0.7);
   EXPECT_GE(p.depth(1, 256), 1);
   EXPECT_EQ(p.depth(120, 256), 0);
+}
+
+TEST(Calibration, LearnsWhatConfidenceIsWorth) {
+  Calibration c;
+  EXPECT_EQ(c.chance(0.3F), 1) << "tried before it is judged";
+  for (int i = 0; i < 100; ++i) {
+    c.saw(-1.2F, i % 10 == 0);
+    c.saw(2.2F, i % 10 != 0);
+  }
+  EXPECT_NEAR(c.chance(-1.1F), 0.1, 0.05);
+  EXPECT_NEAR(c.chance(2.1F), 0.9, 0.05);
+  EXPECT_EQ(c.chance(0.3F), 1) << "of these nothing is known still";
+  for (int i = 0; i < 100; ++i) c.saw(std::nanf(""), false);
+  EXPECT_LT(c.chance(std::nanf("")), 0.1);
+  EXPECT_LT(c.chance(-1e30F), 0.1);
+  EXPECT_EQ(c.chance(1e30F), 1);
+}
+
+TEST(DepthPolicy, WithholdsGuessesThatAreNotWorthTheirTime) {
+  // A token more costs a tenth of a step: one that is hardly ever right gives less than that.
+  auto p = seasoned(10e-3, 1e-3, 0, 0.9);
+  ASSERT_GE(p.depth(1, 256), 1);
+  EXPECT_TRUE(p.worth(0.95));
+  int let_through = 0;
+  for (int i = 0; i < 640; ++i) let_through += p.worth(0.05) ? 1 : 0;
+  EXPECT_EQ(let_through, 10) << "to learn whether that has changed";
+  EXPECT_EQ(p.stats().withheld, 640U);
+  // Where more tokens cost nothing, nothing is withheld; nor at a fixed depth.
+  auto free = seasoned(10e-3, 0, 0, 0.9);
+  free.depth(1, 256);
+  EXPECT_TRUE(free.worth(0.01));
+  DepthPolicy fixed(4, true);
+  fixed.depth(4, 256);
+  EXPECT_TRUE(fixed.worth(0.01));
 }
 
 TEST(DepthPolicy, StopsWhenGuessesAreWrong) {

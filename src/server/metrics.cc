@@ -108,6 +108,7 @@ std::string Metrics::text(std::string_view model, const engine::CoreStats& e,
   one("fathom_cache_evicted_from_memory_total", "counter", static_cast<double>(c.evicted_from_memory));
   one("vllm:spec_decode_num_drafts_total", "counter", static_cast<double>(e.speculation.bursts));
   one("vllm:spec_decode_num_draft_tokens_total", "counter", static_cast<double>(e.speculation.verified));
+  one("fathom_guesses_withheld_total", "counter", static_cast<double>(e.speculation.withheld));
   one("vllm:spec_decode_num_accepted_tokens_total", "counter", static_cast<double>(e.speculation.accepted));
   one("fathom_grammar_compilations_total", "counter", static_cast<double>(grammars.compiled));
   one("fathom_grammar_refusals_total", "counter", static_cast<double>(grammars.refused));

@@ -42,6 +42,7 @@ class WatchedRunner final : public engine::Runner {
   Result<Mat<const float>> block_logits(std::int32_t i, std::span<const std::int32_t> previous) override {
     return inner_.block_logits(i, previous);
   }
+  std::span<const float> block_confidence() const override { return inner_.block_confidence(); }
   Mat<const float> streams() const override { return inner_.streams(); }
   Mat<const float> draft_streams() const override { return inner_.draft_streams(); }
 
@@ -201,6 +202,10 @@ TEST(Guesses, DsparkBlocksChangeNoAnswerAndAreRestoredWithIt) {
   const Answers together = answers(runner, {.slots = 8, .max_drafts = 4, .fixed_drafts = true}, prompts, shape);
   EXPECT_EQ(with.tokens, without.tokens);
   EXPECT_EQ(together.tokens, without.tokens);
+  EXPECT_EQ(with.stats.speculation.withheld, 0U) << "a fixed depth is fixed";
+  // By its own policy, which counts what guesses cost and looks at how sure the stages are.
+  const Answers adaptive = answers(runner, {.slots = 8, .max_drafts = 4}, prompts, shape);
+  EXPECT_EQ(adaptive.tokens, without.tokens);
   EXPECT_LT(with.stats.steps, without.stats.steps);
   EXPECT_GT(with.stats.speculation.verified_at[3], 5U);
   EXPECT_GT(with.stats.speculation.accepted_at[1], 0U);

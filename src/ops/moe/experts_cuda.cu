@@ -5,96 +5,12 @@
 #include "ops/cuda/numbers.cuh"
 #include "ops/cuda/ops.h"
 #include "ops/moe/experts_few_cuda.h"
+#include "ops/moe/experts_plan.cuh"
 
 namespace fathom::ops::cuda {
 namespace {
 
-constexpr int kPlanThreads = 1024;
-constexpr int kMostExperts = 1024;
 constexpr int kSumThreads = 256;
-
-// The choices of all tokens sorted by expert, tokens ascending within one, and cut into items.
-struct Plan {
-  std::int32_t* list;     // [T*k] the token of each sorted choice
-  float* weights;         // [T*k] its weight
-  std::int32_t* place;    // [T*k] where the choice (t, j) went
-  Item* items;            // [most items]
-  std::int32_t* n_items;  // [1]
-};
-
-// For few choices. One block; a thread places one choice by counting those before it.
-constexpr int kCountedChoices = 256;
-__global__ void __launch_bounds__(kCountedChoices)
-    make_small_plan(Mat<const std::int32_t> experts, Mat<const float> weights, int tokens_an_item, Plan plan) {
-  await_previous();
-  __shared__ int chosen[kCountedChoices];
-  __shared__ bool begins[kCountedChoices];  // whether the choice is the first of an item
-  const auto k = static_cast<int>(experts.cols);
-  const auto n = static_cast<int>(experts.rows) * k;
-  const int i = threadIdx.x;
-  if (i < n) chosen[i] = experts.data[i / k * experts.ld + i % k];
-  __syncthreads();
-  int lower = 0;
-  int same_before = 0;
-  int same = 0;
-  for (int j = 0; i < n && j < n; ++j) {
-    lower += chosen[j] < chosen[i] ? 1 : 0;
-    same += chosen[j] == chosen[i] ? 1 : 0;
-    same_before += chosen[j] == chosen[i] && j < i ? 1 : 0;
-  }
-  begins[i] = i < n && same_before % tokens_an_item == 0;
-  const int n_items = __syncthreads_count(begins[i]);
-  if (i == 0) *plan.n_items = n_items;
-  if (i >= n) return;
-  const int at = lower + same_before;
-  plan.list[at] = i / k;
-  plan.weights[at] = weights.data[i / k * weights.ld + i % k];
-  plan.place[i] = at;
-  if (!begins[i]) return;
-  int item = same_before / tokens_an_item;
-  for (int j = 0; j < n; ++j) item += begins[j] && chosen[j] < chosen[i] ? 1 : 0;
-  plan.items[item] = {chosen[i], at, min(tokens_an_item, same - same_before)};
-}
-
-// For any number. One block; a thread counts, then places, the choices of one expert; all read the same choice at a
-// time.
-__global__ void __launch_bounds__(kPlanThreads)
-    make_plan(Mat<const std::int32_t> experts, Mat<const float> weights, int n_experts, int tokens_an_item, Plan plan) {
-  await_previous();
-  __shared__ int first[kMostExperts];  // counts, then where the expert's choices begin
-  __shared__ int item[kMostExperts];
-  const auto k = static_cast<int>(experts.cols);
-  const auto n = static_cast<int>(experts.rows) * k;
-  const int e = threadIdx.x;
-  int count = 0;
-  if (e < n_experts) {
-    for (int i = 0; i < n; ++i) count += experts.data[i / k * experts.ld + i % k] == e ? 1 : 0;
-  }
-  first[e] = count;
-  item[e] = (count + tokens_an_item - 1) / tokens_an_item;
-  // Inclusive sums over the experts.
-  for (int d = 1; d < kPlanThreads; d *= 2) {
-    __syncthreads();
-    const int f = e >= d ? first[e - d] : 0;
-    const int g = e >= d ? item[e - d] : 0;
-    __syncthreads();
-    first[e] += f;
-    item[e] += g;
-  }
-  __syncthreads();
-  if (e == kPlanThreads - 1) *plan.n_items = item[e];
-  if (count == 0) return;
-  const int begin = first[e] - count;
-  int at = begin;
-  for (int i = 0; i < n; ++i) {
-    if (experts.data[i / k * experts.ld + i % k] != e) continue;
-    plan.list[at] = i / k;
-    plan.weights[at] = weights.data[i / k * weights.ld + i % k];
-    plan.place[i] = at++;
-  }
-  int out = item[e] - (count + tokens_an_item - 1) / tokens_an_item;
-  for (int c = 0; c < count; c += tokens_an_item) plan.items[out++] = {e, begin + c, min(tokens_an_item, count - c)};
-}
 
 // y[t] = the routed results in order of the experts, then the shared one. results [T*k + T, d]: sorted choices, tokens.
 __global__ void sum_experts(const float* results, const std::int32_t* place, int k, Mat<float> y, Carrier carrier) {
@@ -116,7 +32,7 @@ Values values_for(const Weight& w, bool quantise, Carrier carrier) {
 // Memory of one call, laid out. Sorted choices come first, then the tokens as the shared expert has them.
 struct Room {
   Room(std::int64_t tokens, std::int64_t k, std::int64_t d, std::int64_t inner, std::int64_t most_items, Values routed,
-       Values shared) {
+       Values shared, int n_experts) {
     const auto planes = [this](std::int64_t rows, std::int64_t cols, Values v) {
       return pieces.add<std::byte>(static_cast<std::int64_t>(planes_bytes(rows, cols, v)));
     };
@@ -125,6 +41,7 @@ struct Room {
     place = pieces.add<std::int32_t>(tokens * k);
     items = pieces.add<Item>(most_items);
     n_items = pieces.add<std::int32_t>(1);
+    counts = pieces.add<std::byte>(static_cast<std::int64_t>(plan_bytes(tokens * k, n_experts)));
     x_routed = planes(tokens, d, routed);
     x_shared = planes(tokens, d, shared);
     z = pieces.add<float>((tokens * k + tokens) * inner);
@@ -133,7 +50,7 @@ struct Room {
     results = pieces.add<float>((tokens * k + tokens) * d);
   }
   Pieces pieces;
-  std::size_t list, weights, place, items, n_items, x_routed, x_shared, z, z_planes, z_shared, results;
+  std::size_t list, weights, place, items, n_items, counts, x_routed, x_shared, z, z_planes, z_shared, results;
 };
 
 // The planes of both kinds of experts: of x, or of what SwiGLU left. One launch where both want the same values.
@@ -157,18 +74,14 @@ void run(Context& c, const Experts& op) {
   const Values shared = values_for(op.shared.w1, op.quantise, op.carrier);
   const int at_once = tokens_an_item(op.routed_like.w1, tokens * k / std::max(op.n_routed, 1));
   const std::int64_t most_items = std::min<std::int64_t>(tokens * k, op.n_routed + tokens * k / at_once);
-  const Room room(tokens, k, d, inner, most_items, routed, shared);
+  const Room room(tokens, k, d, inner, most_items, routed, shared, op.n_routed);
   std::byte* const base = c.scratch->take(room.pieces.bytes(), c.fault);
   const Plan plan{.list = reinterpret_cast<std::int32_t*>(base + room.list),
                   .weights = reinterpret_cast<float*>(base + room.weights),
                   .place = reinterpret_cast<std::int32_t*>(base + room.place),
                   .items = reinterpret_cast<Item*>(base + room.items),
                   .n_items = reinterpret_cast<std::int32_t*>(base + room.n_items)};
-  if (tokens * k <= kCountedChoices) {
-    launch(c, "experts_plan", make_small_plan, dim3(1), kCountedChoices, 0, op.experts, op.weights, at_once, plan);
-  } else {
-    launch(c, "experts_plan", make_plan, dim3(1), kPlanThreads, 0, op.experts, op.weights, op.n_routed, at_once, plan);
-  }
+  make_plan(c, op.experts, op.weights, op.n_routed, at_once, plan, base + room.counts);
 
   const Order order = order_for(op.routed_like.w1);
   const Order shared_order = order_for(op.shared.w1);

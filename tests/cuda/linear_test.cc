@@ -70,7 +70,7 @@ void expect_like_reference(ops::Backend& device, ops::Backend& reference, const 
 TEST_F(Linear, EveryFormatAndNumberOfTokens) {
   for (const Format f : {kF32, kBf16, kFp8, kFp8F32, kFp4, kFp4F32}) {
     const bool quantised = f.dtype == DType::kF8E4M3 || f.dtype == DType::kFp4x2;
-    for (const std::int64_t tokens : {0, 1, 2, 7, 8, 9, 17, 31, 32, 33, 64, 65, 100, 129}) {
+    for (const std::int64_t tokens : {0, 1, 2, 7, 8, 9, 17, 31, 32, 33, 64, 65, 97, 100, 129, 300}) {
       expect_like_reference(device(), reference(), {f, 96, 512, tokens, 1, quantised, Carrier::kF32, Carrier::kF32});
       expect_like_reference(device(), reference(), {f, 96, 512, tokens, 1, false, Carrier::kBf16, Carrier::kBf16});
       expect_like_reference(device(), reference(), {f, 96, 512, tokens, 1, false, Carrier::kF32, Carrier::kF32});
@@ -125,7 +125,7 @@ TEST_F(Linear, ATokensOutputsAreItsOwn) {
   for (const Format f : {kBf16, kFp8, kFp4}) {
     for (const std::int64_t cols : {128, 1024, 2048, 4096}) {
       for (const Carrier x_carrier : {Carrier::kF32, Carrier::kBf16}) {
-        const std::int64_t rows = 48;
+        const std::int64_t rows = 144;  // more than a tile of any kernel
         const TwinWeight w(f, rows, cols, 5);
         Twin<float> x(normal(200 * cols, 6, 1, x_carrier));
         const auto run = [&](std::int64_t first, std::int64_t tokens) {
@@ -137,7 +137,7 @@ TEST_F(Linear, ATokensOutputsAreItsOwn) {
           return y.fetch();
         };
         const auto all = run(0, 200);
-        for (const std::int64_t tokens : {1, 8, 9, 32, 33, 64, 65}) {
+        for (const std::int64_t tokens : {1, 8, 9, 32, 33, 64, 65, 97, 128, 129}) {
           const auto some = run(3, tokens);
           const std::vector<float> want(all.begin() + 3 * rows, all.begin() + (3 + tokens) * rows);
           EXPECT_EQ(some, want) << name_of(f) << " " << cols << " inputs, " << tokens << " tokens";

@@ -82,6 +82,7 @@ struct Context {
   int hc_clusters = -1;          // of the hyper-connections' kernel, that run at once; -1: not asked yet
   bool early_launch = false;     // kernels may begin before the one before them has ended (launch.cuh)
   bool follows_kernel = false;   // what the stream was given last is a kernel
+  bool wgmma = true;             // use the matrix product for Hopper where there is one (for bisecting)
   bool blame = false;            // wait for every kernel, so that a fault is put down to the one that caused it
   std::uint64_t launches = 0;
   const char* last = "nothing";  // the kernel launched last

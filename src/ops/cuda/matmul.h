@@ -32,18 +32,20 @@ constexpr int segments_of(std::int64_t cols) {
   return blocks >= 32 ? 8 : blocks >= 16 ? 4 : blocks >= 8 ? 2 : 1;
 }
 
-// How a lane's share of 128 inputs lies: two runs of 16, one in each half of the block, or 32 in a row. It follows from
-// what a lane reads of W at once.
-enum class Order : std::uint8_t { kHalves, kRow };
-Order order_for(const Weight& w);
+// How a lane's share of 128 inputs lies in W: two runs of 16, one in each half of the block, or 32 in a row. It follows
+// from what a lane reads of W at once. And how x lies: for lanes that read runs of 16, within 8 values 0 4 1 5 2 6 3 7,
+// or for a kernel that has rows of x in shared memory (kShared): the same groups of 16 values, each in the order of
+// columns of the instruction.
+enum class Order : std::uint8_t { kHalves, kRow, kHalvesShared, kRowShared };
+constexpr bool is_shared(Order o) { return o == Order::kHalvesShared || o == Order::kRowShared; }
 
-// Rows of x as bf16 planes, in the order that the tensor units read: runs of 16 as Order says, within 8 values 0 4 1 5
-// 2 6 3 7. Rows are padded with zeros to whole blocks.
+// Rows of x as bf16 planes, in the order that the tensor units read. Rows are padded with zeros to whole blocks.
 struct Planes {
   const std::uint16_t* data = nullptr;
   std::int64_t row_stride = 0;    // elements from row to row
   std::int64_t plane_stride = 0;  // elements from plane to plane
   int planes = 1;
+  Order order = Order::kHalves;  // which kernel reads them follows from it
 
   // Elements that `rows` rows of `cols` values take in one plane.
   static std::int64_t padded(std::int64_t cols) { return (cols + kBlock - 1) / kBlock * kBlock; }
@@ -71,13 +73,15 @@ struct PlanesOf {
 Planes make_planes(Context& c, const PlanesOf& p);
 // The same once they have been made.
 Planes planes_in(const PlanesOf& p);
-// The same planes in other memory, or from a row on.
-inline Planes at(Planes p, const std::byte* memory) {
+// The same planes in other memory, or from a row on, in the order that is there.
+inline Planes at(Planes p, const std::byte* memory, Order order) {
   p.data = reinterpret_cast<const std::uint16_t*>(memory);
+  p.order = order;
   return p;
 }
-inline Planes from_row(Planes p, std::int64_t row) {
+inline Planes from_row(Planes p, std::int64_t row, Order order) {
   p.data += row * p.row_stride;
+  p.order = order;
   return p;
 }
 
@@ -115,8 +119,11 @@ struct Matmul {
   Carrier carrier = Carrier::kF32;
 };
 
-// How many tokens to put into an item where experts of w have about `rows_each` tokens each.
-int tokens_an_item(const Weight& w, std::int64_t rows_each);
+// The kernel for products of w, or of `matrices` like it at once, with about `rows_each` tokens: in which order it
+// wants x, and how many tokens to put into an item of an expert.
+Order order_for(const Weight& w);  // for few tokens
+Order order_for(const Context& c, const Weight& w, Values values, std::int64_t rows_each, std::int64_t matrices = 1);
+int tokens_an_item(const Context& c, const Weight& w, Values values, std::int64_t rows_each, std::int64_t matrices);
 
 void run_matmul(Context& c, const char* name, const Matmul& m);
 

@@ -317,7 +317,8 @@ __device__ inline void write_result(const Job& job, int first, int count, int ro
 
 constexpr int kMatmulThreads = 256;
 constexpr int kMatmulWarps = kMatmulThreads / kWarp;
-constexpr int kTileTokens = 64;  // of an item where there are many
+constexpr int kTileTokens = 64;    // of an item where there are many
+constexpr int kWgmmaTokens = 128;  // of an item of wgmma
 
 // How the tensor units take w, and the job that m is.
 Format format_of(const Weight& w);

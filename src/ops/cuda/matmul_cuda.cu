@@ -18,21 +18,30 @@ __global__ void make(PlanesOf op, Planes to) {
   const std::int64_t block = i % blocks * kBlock;
   const float* from = op.x.data + row / op.groups * op.x.ld + row % op.groups * cols;
   float v[4];
-  for (int j = 0; j < 4; ++j) v[j] = block + 4 * lane + j < cols ? from[block + 4 * lane + j] : 0.0F;
+  const std::int64_t at = block + 4 * lane;
+  if (at + 4 <= cols && reinterpret_cast<std::uintptr_t>(from) % sizeof(float4) == 0) {
+    const float4 all = *reinterpret_cast<const float4*>(from + at);
+    v[0] = all.x;
+    v[1] = all.y;
+    v[2] = all.z;
+    v[3] = all.w;
+  } else {
+    for (int j = 0; j < 4; ++j) v[j] = at + j < cols ? from[at + j] : 0.0F;
+  }
   if (op.values == Values::kQuantise) quantise_block(v);
-  const auto place = [&](Order order) { return row * to.row_stride + block + place_in_block(order, lane); };
-  const std::int64_t first = place(row < op.other_from ? op.order : op.other_order);
+  const std::int64_t first = row * to.row_stride + block;
   for (int p = 0; p < to.planes; ++p) {
     std::uint32_t bits[4];
     for (int j = 0; j < 4; ++j) {
       bits[j] = bf16_bits(v[j]);
       v[j] = isfinite(v[j]) ? v[j] - bf16_value(bits[j]) : 0.0F;
     }
-    const uint2 pair = plane_pair(bits, lane);
-    *reinterpret_cast<uint2*>(reinterpret_cast<std::uint16_t*>(op.memory) + p * to.plane_stride + first) = pair;
+    const uint2 pairs = plane_pair(bits, lane);
+    const std::int64_t at_plane = first + p * to.plane_stride;
+    store_pairs(reinterpret_cast<std::uint16_t*>(op.memory) + at_plane, row < op.other_from ? op.order : op.other_order,
+                lane, pairs);
     if (op.other_memory == nullptr) continue;
-    auto* other = reinterpret_cast<std::uint16_t*>(op.other_memory) + p * to.plane_stride;
-    *reinterpret_cast<uint2*>(other + place(op.other_order)) = pair;
+    store_pairs(reinterpret_cast<std::uint16_t*>(op.other_memory) + at_plane, op.other_order, lane, pairs);
   }
 }
 
@@ -63,6 +72,13 @@ int tokens_of(std::int64_t rows, Format f) {
   return rows <= 64 ? 32 : kTileTokens;
 }
 
+// Whether the kernel for Hopper takes it. Its tiles of 128 tokens are many rows of W high: of one matrix and few tokens
+// there would not be enough of them.
+bool takes_wgmma(const Context& c, const Weight& w, Values values, std::int64_t rows_each, std::int64_t matrices) {
+  if (!c.wgmma || c.capability != 90 || values == Values::kF32 || format_of(w) == Format::kWide) return false;
+  return rows_each > (matrices > 1 ? 24 : 64);
+}
+
 }  // namespace
 
 std::size_t planes_bytes(std::int64_t rows, std::int64_t cols, Values values) {
@@ -71,12 +87,19 @@ std::size_t planes_bytes(std::int64_t rows, std::int64_t cols, Values values) {
 
 Order order_for(const Weight& w) { return format_of(w) == Format::kFp4 ? Order::kRow : Order::kHalves; }
 
+Order order_for(const Context& c, const Weight& w, Values values, std::int64_t rows_each, std::int64_t matrices) {
+  const Order order = order_for(w);
+  if (!takes_wgmma(c, w, values, rows_each, matrices)) return order;
+  return order == Order::kRow ? Order::kRowShared : Order::kHalvesShared;
+}
+
 Planes planes_in(const PlanesOf& p) {
   const std::int64_t row_stride = Planes::padded(p.x.cols / p.groups);
   return {.data = reinterpret_cast<std::uint16_t*>(p.memory),
           .row_stride = row_stride,
           .plane_stride = p.x.rows * p.groups * row_stride,
-          .planes = planes_of(p.values)};
+          .planes = planes_of(p.values),
+          .order = p.order};
 }
 
 Planes make_planes(Context& c, const PlanesOf& p) {
@@ -86,7 +109,8 @@ Planes make_planes(Context& c, const PlanesOf& p) {
   return to;
 }
 
-int tokens_an_item(const Weight& w, std::int64_t rows_each) {
+int tokens_an_item(const Context& c, const Weight& w, Values values, std::int64_t rows_each, std::int64_t matrices) {
+  if (takes_wgmma(c, w, values, rows_each, matrices)) return kWgmmaTokens;
   if (format_of(w) == Format::kWide || rows_each <= 4) return 8;
   return rows_each <= 24 ? 32 : kTileTokens;
 }
@@ -124,7 +148,7 @@ void run_matmul(Context& c, const char* name, const Matmul& m) {
   int tokens = m.tokens_an_item;
   std::int64_t items = m.most_items;
   if (m.items == nullptr) {
-    tokens = tokens_of(m.rows, format);
+    tokens = is_shared(m.x.order) ? kWgmmaTokens : tokens_of(m.rows, format);
     items = ceil_div(m.rows, tokens);
   }
   switch (format) {

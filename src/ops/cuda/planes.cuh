@@ -23,8 +23,8 @@ __device__ inline int place_in_block(Order order, int lane) {
   return order == Order::kRow ? (run % 2 * 4 + run / 2) * 16 + lane % 4 * 4 : 4 * lane;
 }
 
-// The 4 numbers that the lane writes there. Two lanes have 8 values; the order is 0 4 1 5 2 6 3 7, so each writes half of
-// it with values of both.
+// The 4 numbers that the lane writes there. Two lanes have 8 values; the order is 0 4 1 5 2 6 3 7, so each writes half
+// of it with values of both.
 __device__ inline uint2 plane_pair(const std::uint32_t (&bits)[4], int lane) {
   const bool odd = lane % 2 == 1;
   const std::uint32_t low = bits[0] | bits[1] << 16;
@@ -34,6 +34,22 @@ __device__ inline uint2 plane_pair(const std::uint32_t (&bits)[4], int lane) {
   const std::uint32_t four = odd ? got : mine;   // of the first lane
   const std::uint32_t eight = odd ? mine : got;  // of the second
   return {__byte_perm(four, eight, 0x5410), __byte_perm(four, eight, 0x7632)};
+}
+
+// Writes them into their place in a row's block, in any order. For rows in shared memory, the two pairs of run t of 16
+// of a half are in columns 2t and 2t + 8 of one group of 16.
+__device__ inline void store_pairs(std::uint16_t* block, Order order, int lane, uint2 pairs) {
+  const bool shared = order == Order::kHalvesShared || order == Order::kRowShared;
+  if (!shared) {
+    *reinterpret_cast<uint2*>(block + place_in_block(order, lane)) = pairs;
+    return;
+  }
+  const int run = lane / 4;
+  const int half = order == Order::kHalvesShared ? run / 4 : run % 2;
+  const int t = order == Order::kHalvesShared ? run % 4 : run / 2;
+  auto* group = reinterpret_cast<std::uint32_t*>(block + 64 * half + lane % 4 * 16);
+  group[t] = pairs.x;
+  group[t + 4] = pairs.y;
 }
 
 // The lane's 4 values of a block into its place in `block`, rounded to bf16 or put through FP8.

@@ -82,8 +82,11 @@ void run(Context& c, const Linear& op) {
   }
   const Values values = values_of(op);
   std::byte* memory = c.scratch->take(planes_bytes(op.x.rows * op.groups, op.w.cols, values), c.fault);
-  const Planes x =
-      make_planes(c, {.x = op.x, .groups = op.groups, .values = values, .order = order_for(op.w), .memory = memory});
+  const Planes x = make_planes(c, {.x = op.x,
+                                   .groups = op.groups,
+                                   .values = values,
+                                   .order = order_for(c, op.w, values, op.x.rows, op.groups),
+                                   .memory = memory});
   run_matmul(c, "linear",
              {.w = op.w, .groups = op.groups, .x = x, .rows = op.x.rows, .y = op.y, .carrier = op.carrier});
 }

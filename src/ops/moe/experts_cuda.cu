@@ -72,7 +72,9 @@ void run(Context& c, const Experts& op) {
   if (tokens == 0 || run_few(c, op)) return;
   const Values routed = values_for(op.routed_like.w1, op.quantise, op.carrier);
   const Values shared = values_for(op.shared.w1, op.quantise, op.carrier);
-  const int at_once = tokens_an_item(op.routed_like.w1, tokens * k / std::max(op.n_routed, 1));
+  const std::int64_t rows_each = tokens * k / std::max(op.n_routed, 1);
+  const int at_once = std::min(tokens_an_item(c, op.routed_like.w1, routed, rows_each, op.n_routed),
+                               tokens_an_item(c, op.routed_like.w2, routed, rows_each, op.n_routed));
   const std::int64_t most_items = std::min<std::int64_t>(tokens * k, op.n_routed + tokens * k / at_once);
   const Room room(tokens, k, d, inner, most_items, routed, shared, op.n_routed);
   std::byte* const base = c.scratch->take(room.pieces.bytes(), c.fault);
@@ -83,8 +85,8 @@ void run(Context& c, const Experts& op) {
                   .n_items = reinterpret_cast<std::int32_t*>(base + room.n_items)};
   make_plan(c, op.experts, op.weights, op.n_routed, at_once, plan, base + room.counts);
 
-  const Order order = order_for(op.routed_like.w1);
-  const Order shared_order = order_for(op.shared.w1);
+  const Order order = order_for(c, op.routed_like.w1, routed, rows_each, op.n_routed);
+  const Order shared_order = order_for(c, op.shared.w1, shared, tokens);
   const bool alike = routed == shared;
   Inputs x;
   x.routed = make_planes(c, {.x = op.x,
@@ -94,7 +96,7 @@ void run(Context& c, const Experts& op) {
                              .other_order = shared_order,
                              .other_memory = alike ? base + room.x_shared : nullptr});
   x.shared = alike
-                 ? at(x.routed, base + room.x_shared)
+                 ? at(x.routed, base + room.x_shared, shared_order)
                  : make_planes(c, {.x = op.x, .values = shared, .order = shared_order, .memory = base + room.x_shared});
 
   const Mat<float> z = mat(reinterpret_cast<float*>(base + room.z), tokens * k + tokens, inner);
@@ -128,8 +130,8 @@ void run(Context& c, const Experts& op) {
   c.meet();
 
   Inputs h;
-  const Order down_order = order_for(op.routed_like.w2);
-  const Order shared_down_order = order_for(op.shared.w2);
+  const Order down_order = order_for(c, op.routed_like.w2, routed, rows_each, op.n_routed);
+  const Order shared_down_order = order_for(c, op.shared.w2, shared, tokens);
   if (alike) {
     h.routed = make_planes(c, {.x = z,
                                .values = routed,
@@ -137,7 +139,7 @@ void run(Context& c, const Experts& op) {
                                .memory = base + room.z_planes,
                                .other_order = shared_down_order,
                                .other_from = tokens * k});
-    h.shared = from_row(h.routed, tokens * k);
+    h.shared = from_row(h.routed, tokens * k, shared_down_order);
   } else {
     h.routed = make_planes(
         c, {.x = z.slice(0, tokens * k), .values = routed, .order = down_order, .memory = base + room.z_planes});

@@ -95,7 +95,7 @@ void down_through_planes(Context& c, const Experts& op, const Choices& choices, 
                                 .memory = planes_memory,
                                 .other_order = shared_order,
                                 .other_from = n});
-    of_shared = from_row(of_routed, n);
+    of_shared = from_row(of_routed, n, shared_order);
   } else {
     of_routed = make_planes(c, {.x = z.slice(0, n), .values = routed, .order = routed_order, .memory = planes_memory});
     of_shared = make_planes(c, {.x = z.slice(n, op.x.rows),

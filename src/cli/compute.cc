@@ -32,8 +32,8 @@ std::string check_device(const std::string& name) {
 }
 
 // The first GPU, or, with a line that says why, nothing.
-std::unique_ptr<ops::Backend> try_cuda() {
-  auto backend = ops::open_cuda({});
+std::unique_ptr<ops::Backend> try_cuda(const ops::LeafSet& off) {
+  auto backend = ops::open_cuda({.off = off});
   if (backend) return std::move(*backend);
   fmt::print(stderr, "computing on the CPU: {}\n", backend.error().what);
   return nullptr;
@@ -42,11 +42,12 @@ std::unique_ptr<ops::Backend> try_cuda() {
 }  // namespace
 
 Result<std::unique_ptr<ops::Backend>> make_backend(const ComputeOptions& o) {
+  FATHOM_ASSIGN(const ops::LeafSet off, ops::leaves_named(o.kernels_off));
   if (o.backend == "ref") return ops::make_ref_backend();
   if (o.backend.empty()) {
-    if (const auto device = cuda_device(o.device)) return ops::open_cuda({.device = *device});
+    if (const auto device = cuda_device(o.device)) return ops::open_cuda({.device = *device, .off = off});
     if (o.device == "auto") {
-      if (auto backend = try_cuda()) return backend;
+      if (auto backend = try_cuda(off)) return backend;
     }
   }
   return ops::make_cpu_backend({.threads = o.threads});
@@ -63,6 +64,14 @@ void add_compute_options(CLI::App& command, ComputeOptions& o) {
       ->group("Compute");
   command.add_option("--numerics", o.numerics, "float, official or official-bf16 (default: official, on a GPU official-bf16)")
       ->check(CLI::IsMember({"float", "official", "official-bf16"}))
+      ->group("Compute");
+  command
+      .add_option("--disable-kernel", o.kernels_off,
+                  "on a GPU, use the portable kernels in place of this one, to find out which is wrong; may be repeated "
+                  "(fathom inspect --kernels lists them; all: every one)")
+      ->envname("FATHOM_DISABLE_KERNELS")
+      ->delimiter(',')
+      ->type_name("NAME")
       ->group("Compute");
   command.add_option("--threads", o.threads, "threads (default: the cores this process may use)")
       ->check(CLI::Range(1, 1024))

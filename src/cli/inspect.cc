@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/thread_pool.h"
 #include "checkpoint/checkpoint.h"
@@ -15,6 +16,7 @@
 #include "cli/commands.h"
 #include "cli/common.h"
 #include "cli/inspect_report.h"
+#include "cli/kernel_report.h"
 #include "cli/progress.h"
 #include "cli/synthetic_source.h"
 #include "model/cache_layout.h"
@@ -33,6 +35,8 @@ struct Options {
   double bandwidth_gb = 0;
   double memory_gib = 0;
   bool values = false;
+  bool kernels = false;
+  std::vector<std::string> kernels_off;
   bool json = false;
 };
 
@@ -91,7 +95,17 @@ Result<> plan(const Options& o, InspectReport& report) {
   return {};
 }
 
+int run_kernels(const Options& o) {
+  const auto off = ops::leaves_named(o.kernels_off);
+  if (!off) return fail_with(off.error());
+  Output out;
+  out.write(o.json ? kernels_as_json(*off) : kernels_as_text(*off));
+  if (const auto finished = out.finish(); !finished) return fail_with(finished.error());
+  return ExitCode::kOk;
+}
+
 int run(const Options& o) {
+  if (o.kernels) return run_kernels(o);
   InspectReport report;
   if (const auto seen = look(o, report); !seen) return fail_with(seen.error());
   if (const auto planned = plan(o, report); !planned) return fail_with(planned.error());
@@ -127,6 +141,14 @@ void add_inspect(CLI::App& app, ExitCode& exit) {
                       "float, official or official-bf16 (default: official on cpu, official-bf16 on GPUs)");
   command->add_flag("--values", o->values, "also read every weight: NaN, infinities, scales and ids out of range")
       ->excludes(command->get_option("--synthetic"));
+  auto* kernels = command->add_flag("--kernels", o->kernels,
+                                    "no model: which kernel computes what on which GPU, in this build");
+  kernels->excludes(model);
+  command
+      ->add_option("--disable-kernel", o->kernels_off, "with --kernels: as if this one were turned off; may be repeated")
+      ->envname("FATHOM_DISABLE_KERNELS")
+      ->delimiter(',')
+      ->type_name("NAME");
   command->add_flag("--json", o->json, "everything as one JSON object");
   command->footer(
       "Exits with 1 where the checkpoint is broken; every problem is listed.\n"

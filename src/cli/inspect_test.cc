@@ -142,5 +142,38 @@ TEST(Units, Read) {
   EXPECT_EQ(decimal_count(12), "12");
 }
 
+TEST_F(Inspect, KernelsAndWhatTurnsThemOff) {
+  const Outcome all = fathom("inspect --kernels");
+  EXPECT_EQ(all.code, 0) << all.out;
+  EXPECT_THAT(all.out, HasSubstr("operation"));
+  EXPECT_THAT(all.out, HasSubstr("linear.fp8.stream8"));
+  EXPECT_THAT(all.out, HasSubstr("with --disable-kernel NAME (or all): early-launch"));
+  const auto json = nlohmann::json::parse(fathom("inspect --kernels --json --disable-kernel early-launch").out);
+  const auto& first = json.at("kernels").at(0);
+  EXPECT_EQ(first.at("operation"), "every");
+  EXPECT_EQ(first.at("most_rows"), nullptr);
+  EXPECT_EQ(first.at("chosen").at("9.0"), "ordered-launch");
+  EXPECT_EQ(json.at("leaves").at(0).at("off"), true);
+  const auto on = nlohmann::json::parse(fathom("inspect --kernels --json").out);
+  EXPECT_EQ(on.at("kernels").at(0).at("chosen").at("9.0"), "early-launch");
+  EXPECT_EQ(on.at("kernels").at(0).at("chosen").at("8.0"), "ordered-launch");
+
+  const Outcome wrong = fathom("inspect --kernels --disable-kernel linear.fp8.tile64");
+  EXPECT_NE(wrong.code, 0);
+  EXPECT_THAT(wrong.out, HasSubstr("is a portable kernel"));
+  // Whatever computes, and from the environment too.
+  for (const char* flag : {"run --backend cpu -p x -n 1 --disable-kernel nonsense",
+                           "run --backend ref -p x -n 1 --disable-kernel nonsense"}) {
+    const Outcome o = fathom(flag);
+    EXPECT_NE(o.code, 0) << flag;
+    EXPECT_THAT(o.out, HasSubstr("nonsense is no kernel")) << flag;
+  }
+  ::setenv("FATHOM_DISABLE_KERNELS", "early-launch,other", 1);
+  const Outcome o = fathom("run --backend cpu -p x -n 1");
+  ::unsetenv("FATHOM_DISABLE_KERNELS");
+  EXPECT_NE(o.code, 0);
+  EXPECT_THAT(o.out, HasSubstr("other is no kernel"));
+}
+
 }  // namespace
 }  // namespace fathom::cli

@@ -8,6 +8,7 @@
 
 #include "base/result.h"
 #include "ops/backend.h"
+#include "ops/kernel_table.h"
 
 namespace fathom::ops {
 
@@ -15,6 +16,7 @@ struct CudaOptions {
   std::int32_t device = 0;  // as the driver counts them
   bool replay = true;       // record steps and launch them again as one piece; changes no result
   bool blame = false;       // wait for every kernel, so that a fault names the one that caused it
+  LeafSet off = {};         // kernels not to use; the portable ones in their place
 };
 
 // Opens device `options.device`. library: the plug-in; by default it lies beside the running program or in

@@ -25,6 +25,7 @@ if command -v strace >/dev/null && strace -o /dev/null true 2>/dev/null; then
   echo 'Hello' >"$folder/in"
   traced --help
   traced inspect
+  traced inspect --kernels
   traced tokenize
   echo '{"messages": [{"role": "user", "content": "Hello"}], "thinking_mode": "chat"}' >"$folder/in"
   traced render

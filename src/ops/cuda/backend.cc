@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/thread_pool.h"
@@ -13,6 +14,7 @@
 #include "ops/cuda/memory.h"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/upload.h"
+#include "ops/kernel_table.h"
 
 namespace fathom::ops::cuda {
 namespace {
@@ -32,7 +34,9 @@ class CudaBackend final : public Backend {
     device_ = options.device;
     context_.multiprocessors = device.multiProcessorCount;
     context_.capability = 10 * device.major + device.minor;
-    context_.early_launch = device.major >= 9;
+    const bool hopper_code = std::string_view(FATHOM_CUDA_ARCHITECTURES).find("90a") != std::string_view::npos;
+    context_.kernels = KernelChoice(context_.capability, hopper_code, options.off);
+    context_.early_launch = context_.kernels.uses(Leaf::kEarlyLaunch);
     context_.blame = options.blame;
     if (const cudaError_t s = context_.open(); s != cudaSuccess) {
       return fail(Code::kUnavailable, "CUDA device {} cannot be used: {}", options.device, cudaGetErrorString(s));
@@ -212,7 +216,8 @@ Result<std::unique_ptr<Backend>> open(const CudaOptions& options) {
   FATHOM_TRY(find_driver());
   FATHOM_ASSIGN(const cudaDeviceProp device, find_device(options.device));
   auto backend =
-      std::make_unique<CudaBackend>(fmt::format("cuda:{} ({})", options.device, device.name), options.replay);
+      std::make_unique<CudaBackend>(
+          fmt::format("cuda:{} ({}{})", options.device, device.name, describe_off(options.off)), options.replay);
   FATHOM_TRY(backend->open(options, device));
   return backend;
 }

@@ -10,6 +10,8 @@
 #include <map>
 #include <vector>
 
+#include "ops/kernel_choice.h"
+
 namespace fathom::ops::cuda {
 
 // The first failure of the device, kept. After it nothing more is launched: a failed context answers every call with
@@ -80,6 +82,7 @@ struct Context {
   int multiprocessors = 1;
   int capability = 80;           // 10 * major + minor
   int hc_clusters = -1;          // of the hyper-connections' kernel, that run at once; -1: not asked yet
+  KernelChoice kernels;          // the leaves to use in place of portable kernels
   bool early_launch = false;     // kernels may begin before the one before them has ended (launch.cuh)
   bool follows_kernel = false;   // what the stream was given last is a kernel
   bool wgmma = true;             // use the matrix product for Hopper where there is one (for bisecting)

@@ -68,15 +68,15 @@ namespace {
 
 // Tokens of one item where there is one matrix: large enough that W goes past seldom.
 int tokens_of(std::int64_t rows, Format f) {
-  if (f == Format::kWide || rows <= 8) return 8;
-  return rows <= 64 ? 32 : kTileTokens;
+  if (f == Format::kWide || rows <= kFewRows) return 8;
+  return rows <= kSomeRows ? 32 : kTileTokens;
 }
 
 // Whether the kernel for Hopper takes it. Its tiles of 128 tokens are many rows of W high: of one matrix and few tokens
 // there would not be enough of them.
 bool takes_wgmma(const Context& c, const Weight& w, Values values, std::int64_t rows_each, std::int64_t matrices) {
   if (!c.wgmma || c.capability != 90 || values == Values::kF32 || format_of(w) == Format::kWide) return false;
-  return rows_each > (matrices > 1 ? 24 : 64);
+  return rows_each > (matrices > 1 ? kSomeRowsEach : kSomeRows);
 }
 
 }  // namespace
@@ -111,8 +111,8 @@ Planes make_planes(Context& c, const PlanesOf& p) {
 
 int tokens_an_item(const Context& c, const Weight& w, Values values, std::int64_t rows_each, std::int64_t matrices) {
   if (takes_wgmma(c, w, values, rows_each, matrices)) return kWgmmaTokens;
-  if (format_of(w) == Format::kWide || rows_each <= 4) return 8;
-  return rows_each <= 24 ? 32 : kTileTokens;
+  if (format_of(w) == Format::kWide || rows_each <= kFewRowsEach) return 8;
+  return rows_each <= kSomeRowsEach ? 32 : kTileTokens;
 }
 
 Job job_of(const Matmul& m) {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <map>
-#include <set>
 #include <new>
+#include <set>
 #include <system_error>
 
 #include "base/check.h"

@@ -22,8 +22,8 @@ struct SyntheticSpec {
   ModelConfig config;  // valid; draft kind and stages included
   Storage storage;
   std::uint64_t seed = 1;
-  // All routed experts share the bytes of one: made in seconds whatever their number, for a device, which copies what it
-  // is given. Only in memory.
+  // All routed experts share the bytes of one: made in seconds whatever their number, for a device, which copies what
+  // it is given. Only in memory.
   bool one_expert = false;
 };
 

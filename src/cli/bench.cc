@@ -137,9 +137,16 @@ Json as_json(const Report& r, const BenchRow& row) {
 Json as_json(const Report& r) {
   Json rows = Json::array();
   for (const BenchRow& row : r.rows) rows.push_back(as_json(r, row));
-  return Json{{"model", r.model},       {"layers", r.layers},     {"all_layers", r.all_layers}, {"device", r.device},
-              {"threads", r.threads},   {"numerics", r.numerics}, {"bandwidth", r.bandwidth},
-              {"weight_bytes", r.weight_bytes}, {"load_seconds", r.load_seconds}, {"rows", std::move(rows)}};
+  return Json{{"model", r.model},
+              {"layers", r.layers},
+              {"all_layers", r.all_layers},
+              {"device", r.device},
+              {"threads", r.threads},
+              {"numerics", r.numerics},
+              {"bandwidth", r.bandwidth},
+              {"weight_bytes", r.weight_bytes},
+              {"load_seconds", r.load_seconds},
+              {"rows", std::move(rows)}};
 }
 
 std::string plot(const Report& r) {

@@ -124,8 +124,7 @@ Result<BenchRow> BenchCases::prefill(std::int32_t tokens) {
   return BenchRow{.what = "prefill", .tokens = tokens, .seconds = median(seconds)};
 }
 
-Result<BenchRow> BenchCases::decode(std::int32_t sequences, std::int32_t context, std::int32_t steps,
-                                    bool operations) {
+Result<BenchRow> BenchCases::decode(std::int32_t sequences, std::int32_t context, std::int32_t steps, bool operations) {
   BenchRow row{.what = "decode", .tokens = sequences, .context = context};
   row.step_bytes = step_bytes(m_.config(), inventory_, sequences, context);
   MadeUp made_up(m_, 1);

@@ -24,13 +24,13 @@ struct OperationRow {
 };
 
 struct BenchRow {
-  std::string what;          // "prefill", "decode"
-  std::int32_t tokens = 0;   // prefill: of the prompt; decode: sequences
-  std::int32_t context = 0;  // decode
-  bool fits = true;          // false: there is no memory for it, and nothing was timed
-  double seconds = 0;        // of the prompt or of a step, the median
-  double step_bytes = 0;     // decode: read per step
-  double full_seconds = 0;   // the same with all layers, estimated; 0: nothing to estimate
+  std::string what;                        // "prefill", "decode"
+  std::int32_t tokens = 0;                 // prefill: of the prompt; decode: sequences
+  std::int32_t context = 0;                // decode
+  bool fits = true;                        // false: there is no memory for it, and nothing was timed
+  double seconds = 0;                      // of the prompt or of a step, the median
+  double step_bytes = 0;                   // decode: read per step
+  double full_seconds = 0;                 // the same with all layers, estimated; 0: nothing to estimate
   std::uint64_t launches = 0;              // decode: kernels of a step; 0 on a CPU
   std::vector<OperationRow> operations{};  // decode, where asked for; slowest first
 
@@ -44,8 +44,8 @@ class BenchCases {
 
   // A prompt of made-up tokens, the median of three. Errors: those of the model.
   Result<BenchRow> prefill(std::int32_t tokens);
-  // `steps` steps of `sequences` sequences that hold `context` made-up tokens each; with `operations` also every kind of
-  // operation of the last step. Errors: those of the model; no room for the sequences is none.
+  // `steps` steps of `sequences` sequences that hold `context` made-up tokens each; with `operations` also every kind
+  // of operation of the last step. Errors: those of the model; no room for the sequences is none.
   Result<BenchRow> decode(std::int32_t sequences, std::int32_t context, std::int32_t steps, bool operations);
 
   // What a decode step of any model of this numerics reads.

@@ -54,7 +54,9 @@ Result<std::unique_ptr<ops::Backend>> make_backend(const ComputeOptions& o) {
 }
 
 void add_compute_options(CLI::App& command, ComputeOptions& o) {
-  command.add_option("--device", o.device, "what computes: cpu, cuda, cuda:N (the Nth GPU), or auto: a GPU if there is one")
+  command
+      .add_option("--device", o.device,
+                  "what computes: cpu, cuda, cuda:N (the Nth GPU), or auto: a GPU if there is one")
       ->envname("FATHOM_DEVICE")
       ->check(CLI::Validator(check_device, "DEVICE"))
       ->capture_default_str()
@@ -62,13 +64,16 @@ void add_compute_options(CLI::App& command, ComputeOptions& o) {
   command.add_option("--backend", o.backend, "ref (the plain reference, slow) or cpu; overrides --device")
       ->check(CLI::IsMember({"ref", "cpu"}))
       ->group("Compute");
-  command.add_option("--numerics", o.numerics, "float, official or official-bf16 (default: official, on a GPU official-bf16)")
+  command
+      .add_option("--numerics", o.numerics,
+                  "float, official or official-bf16 (default: official, on a GPU official-bf16)")
       ->check(CLI::IsMember({"float", "official", "official-bf16"}))
       ->group("Compute");
   command
-      .add_option("--disable-kernel", o.kernels_off,
-                  "on a GPU, use the portable kernels in place of this one, to find out which is wrong; may be repeated "
-                  "(fathom inspect --kernels lists them; all: every one)")
+      .add_option(
+          "--disable-kernel", o.kernels_off,
+          "on a GPU, use the portable kernels in place of this one, to find out which is wrong; may be repeated "
+          "(fathom inspect --kernels lists them; all: every one)")
       ->envname("FATHOM_DISABLE_KERNELS")
       ->delimiter(',')
       ->type_name("NAME")

@@ -23,7 +23,7 @@ struct ComputeOptions {
   std::string device = "auto";  // "cpu", "cuda", "cuda:N"; auto: the first GPU where one can be used, else the CPU
   std::string backend;          // "" or "ref", "cpu": names what --device would choose
   std::string numerics;         // "": official on the CPU, official-bf16 on a GPU
-  int threads = 0;  // 0: the cores this process may use
+  int threads = 0;              // 0: the cores this process may use
   std::vector<std::string> kernels_off;  // of a GPU, by name (ops/kernel_table.h)
 };
 void add_compute_options(CLI::App& command, ComputeOptions& options);

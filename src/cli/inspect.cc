@@ -141,11 +141,12 @@ void add_inspect(CLI::App& app, ExitCode& exit) {
                       "float, official or official-bf16 (default: official on cpu, official-bf16 on GPUs)");
   command->add_flag("--values", o->values, "also read every weight: NaN, infinities, scales and ids out of range")
       ->excludes(command->get_option("--synthetic"));
-  auto* kernels = command->add_flag("--kernels", o->kernels,
-                                    "no model: which kernel computes what on which GPU, in this build");
+  auto* kernels =
+      command->add_flag("--kernels", o->kernels, "no model: which kernel computes what on which GPU, in this build");
   kernels->excludes(model);
   command
-      ->add_option("--disable-kernel", o->kernels_off, "with --kernels: as if this one were turned off; may be repeated")
+      ->add_option("--disable-kernel", o->kernels_off,
+                   "with --kernels: as if this one were turned off; may be repeated")
       ->envname("FATHOM_DISABLE_KERNELS")
       ->delimiter(',')
       ->type_name("NAME");

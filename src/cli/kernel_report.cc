@@ -62,15 +62,17 @@ std::string rows_text(const Range& r) {
 
 std::string kernels_as_text(const ops::LeafSet& off) {
   constexpr const char* kLine = "{:<17} {:<8} {:<10} {:<22} {:<22} {}\n";
-  std::string out = fmt::format(fmt::runtime(kLine), "operation", "weights", "rows", kGpus[0].title, kGpus[1].title,
-                                kGpus[2].title);
+  std::string out =
+      fmt::format(fmt::runtime(kLine), "operation", "weights", "rows", kGpus[0].title, kGpus[1].title, kGpus[2].title);
   for (const Range& r : ranges(off)) {
     std::array<std::string_view, kGpus.size()> names = {};
-    for (std::size_t i = 0; i < names.size(); ++i) names[i] = r.chosen[i]->portable() && i > 0 ? "-" : r.chosen[i]->kernel;
+    for (std::size_t i = 0; i < names.size(); ++i)
+      names[i] = r.chosen[i]->portable() && i > 0 ? "-" : r.chosen[i]->kernel;
     out += fmt::format(fmt::runtime(kLine), r.operation, r.weights, rows_text(r), names[0], names[1], names[2]);
   }
   out +=
-      "\nColumns are compute capabilities; the first names the portable kernels, which run on every GPU from 8.0 on, the\n"
+      "\nColumns are compute capabilities; the first names the portable kernels, which run on every GPU from 8.0 on, "
+      "the\n"
       "others what takes their place there (-: nothing). rows: tokens; of experts, tokens each has on average.\n";
   out += "Can be turned off with --disable-kernel NAME (or all):";
   for (const KernelLine& line : ops::kernel_table()) {

@@ -29,7 +29,8 @@ void add_synthetic_shape(CLI::App& command, SyntheticSource& source);
 // Errors: kInvalid (unknown name, with those that are known; more layers or experts than there are).
 Result<checkpoint::SyntheticSpec> synthetic_spec(const SyntheticSource& source);
 
-// The weights themselves, in memory, behind a progress bar. one_expert: as SyntheticSpec says. Errors: those of synthetic_spec() and synthesize().
+// The weights themselves, in memory, behind a progress bar. one_expert: as SyntheticSpec says. Errors: those of
+// synthetic_spec() and synthesize().
 Result<checkpoint::Checkpoint> make_synthetic(const SyntheticSource& source, ThreadPool& pool, bool one_expert);
 
 }  // namespace fathom::cli

@@ -148,6 +148,7 @@ class TapBackend : public ops::Backend {
          &Backend::experts);
   }
   void mtp_input(const ops::MtpInput& op) override { keep("mtp_input", bytes_of(op.x) * 2, op, &Backend::mtp_input); }
+  void choose(const ops::Choose& op) override { keep("choose", bytes_of(op.logits), op, &Backend::choose); }
 
  private:
   template <class T>

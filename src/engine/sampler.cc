@@ -1,72 +1,39 @@
 #include "engine/sampler.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 
 #include "base/check.h"
+#include "ops/sampling/noise.h"
 
 namespace fathom::engine {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr double kLn2 = 0.693147180559945309;
 // exp of less adds nothing to a sum that holds a 1, even a hundred thousand times.
 constexpr double kNoWeight = -60;
 
-// splitmix64's finaliser: a bijection of 64 bits in which every input bit reaches every output bit.
-std::uint64_t mix(std::uint64_t x) {
-  x = (x ^ (x >> 30U)) * 0xbf58476d1ce4e5b9ULL;
-  x = (x ^ (x >> 27U)) * 0x94d049bb133111ebULL;
-  return x ^ (x >> 31U);
-}
-constexpr std::uint64_t kGolden = 0x9e3779b97f4a7c15ULL;
-
-// Gumbel noise of (seed, index, id). With v = 64 random bits, u = 1 - (v + 1/2) / 2^64 is uniform and the noise is
-// -log(-log u).
-class Noise {
- public:
-  Noise(std::uint64_t seed, std::int64_t index)
-      : key_(mix(mix(seed + kGolden) + static_cast<std::uint64_t>(index) * kGolden)) {}
-
-  std::uint64_t bits(std::int32_t id) const { return mix(key_ + (static_cast<std::uint64_t>(id) + 1) * kGolden); }
-  // Never below value(bits): -log u >= 1 - u, so the noise is at most -log(1 - u), and v's leading zeros bound that.
-  static double bound(std::uint64_t bits) { return (std::countl_zero(bits) + 1) * kLn2; }
-  static double value(std::uint64_t bits) {
-    const double complement = (static_cast<double>(bits) + 0.5) * 0x1p-64;
-    // Rounding may reach 1, whose noise would be -inf; the largest double below it stands for it.
-    return -std::log(-std::log1p(-std::min(complement, 1 - 0x1p-53)));
-  }
-
- private:
-  std::uint64_t key_;
-};
-
-// The race: the best of logit + noise, the lower id among equals. Logits are relative to the maximum and tempered.
+// The race of noise.h.
 class Race {
  public:
   Race(const SampleInput& in, float max)
-      : noise_(in.params.seed, in.index), max_(max), temperature_(in.params.temperature) {}
+      : key_(ops::noise::key(in.params.seed, in.index)), max_(max), temperature_(in.params.temperature) {}
 
   void enter(float logit, std::int32_t id) {
-    const double scaled = (double{logit} - max_) / temperature_;
-    const std::uint64_t bits = noise_.bits(id);
-    if (scaled + Noise::bound(bits) < best_) return;  // spares nearly all of the vocabulary two logarithms
-    const double key = scaled + Noise::value(bits);
-    if (key > best_ || (key == best_ && id < winner_)) {
-      best_ = key;
-      winner_ = id;
-    }
+    const double without = ops::tempered(logit, max_, temperature_);
+    const std::uint64_t bits = ops::noise::bits(key_, id);
+    if (without + ops::noise::bound(bits) < leader_.worth) return;
+    const double worth = without + ops::noise::value(bits);
+    if (leader_.beaten_by(worth, id)) leader_ = {worth, id};
   }
-  std::int32_t winner() const { return winner_; }
+  std::int32_t winner() const { return leader_.id; }
 
  private:
-  Noise noise_;
-  double max_;
-  double temperature_;
-  double best_ = -std::numeric_limits<double>::infinity();
-  std::int32_t winner_ = -1;
+  std::uint64_t key_;
+  float max_;
+  float temperature_;
+  ops::Leader leader_{-std::numeric_limits<double>::infinity(), -1};
 };
 
 // Words that forbid or allow all of their 64 ids, nearly all of a grammar's, are dealt with at once.
@@ -260,7 +227,7 @@ Result<Sampled> score(std::span<const float> logits, std::int32_t id, std::int32
 }
 
 std::uint64_t seed_of_choice(std::uint64_t seed, std::int32_t choice) {
-  return choice == 0 ? seed : mix(seed + static_cast<std::uint64_t>(choice) * kGolden);
+  return choice == 0 ? seed : ops::noise::mix(seed + static_cast<std::uint64_t>(choice) * ops::noise::kGolden);
 }
 
 }  // namespace fathom::engine

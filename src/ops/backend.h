@@ -30,6 +30,7 @@
 #include "ops/moe/route.h"
 #include "ops/norm/rms_norm.h"
 #include "ops/rope/rope.h"
+#include "ops/sampling/choose.h"
 
 namespace fathom::ops {
 
@@ -75,8 +76,8 @@ class Backend {
     step();
   }
 
-  // Operations that `work` asks for may run at the same time as those asked for after it, up to the next meet(): none of
-  // them writes what the others read or write. They see all that was written before. `work` does not call beside().
+  // Operations that `work` asks for may run at the same time as those asked for after it, up to the next meet(): none
+  // of them writes what the others read or write. They see all that was written before. `work` does not call beside().
   // Host backends, which use all cores for one operation, run it at once.
   virtual void beside(const std::function<void()>& work) { work(); }
   virtual void meet() {}
@@ -118,6 +119,7 @@ class Backend {
   virtual void route(const Route& op) = 0;
   virtual void experts(const Experts& op) = 0;
   virtual void mtp_input(const MtpInput& op) = 0;
+  virtual void choose(const Choose& op) = 0;
 };
 
 // The plain one: every formula as the specification writes it, sums in double, one thread. The judge of the others.

@@ -37,6 +37,7 @@ class CpuBackend final : public Backend {
   void route(const Route& op) override { run(op); }
   void experts(const Experts& op) override { run(op); }
   void mtp_input(const MtpInput& op) override { run(op); }
+  void choose(const Choose& op) override { run(op); }
 
  private:
   // Rounding every value to bf16 between operations is what GPUs do; here the plain reference shows what that gives.

@@ -33,6 +33,7 @@ class RefBackend final : public Backend {
   void route(const Route& op) override { ref::run(op); }
   void experts(const Experts& op) override { ref::run(op); }
   void mtp_input(const MtpInput& op) override { ref::run(op); }
+  void choose(const Choose& op) override { ref::run(op); }
 };
 
 }  // namespace

@@ -65,6 +65,7 @@ void run(const IndexSelect& op, Context& ctx);
 void run(const Route& op, Context& ctx);
 void run(const Experts& op, Context& ctx);
 void run(const MtpInput& op, Context& ctx);
+void run(const Choose& op, Context& ctx);
 
 // Rows per turn of a loop over n rows that cost about `cost` multiply-adds each: few turns for small loops (handing one
 // out costs about a microsecond), several per thread for large ones, always a multiple of `step`.

@@ -20,7 +20,8 @@ Result<std::filesystem::path> find_library() {
     if (std::filesystem::exists(place, error)) return place;
   }
   return fail(Code::kUnavailable,
-              "the CUDA backend is not installed: no {} beside the program (it is built where nvcc is found)", kLibrary);
+              "the CUDA backend is not installed: no {} beside the program (it is built where nvcc is found)",
+              kLibrary);
 }
 
 }  // namespace

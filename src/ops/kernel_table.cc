@@ -10,6 +10,7 @@ namespace {
 constexpr KernelLine kTable[] = {
     {"every", "-", 0, kAnyRows, "ordered-launch"},
     {"every", "-", 0, kAnyRows, "early-launch", Needs::kFrom90, Leaf::kEarlyLaunch},
+    {"choose", "-", 0, kAnyRows, "choose"},
     {"compress", "-", 0, kAnyRows, "compress"},
     {"embed", "-", 0, kAnyRows, "embed"},
     {"experts", "BF16", 0, kFewRowsEach, "experts.bf16.stream8"},
@@ -60,7 +61,8 @@ Result<LeafSet> leaf_named(std::string_view name) {
     known += (known.empty() ? "" : ", ") + std::string(line.kernel);
   }
   if (!found.empty()) return found;
-  const bool portable = std::any_of(std::begin(kTable), std::end(kTable), [&](const auto& l) { return l.kernel == name; });
+  const bool portable =
+      std::any_of(std::begin(kTable), std::end(kTable), [&](const auto& l) { return l.kernel == name; });
   return fail(Code::kInvalid, "{} {}; those that can be turned off: {}, or all", name,
               portable ? "is a portable kernel, in whose place there is no other" : "is no kernel", known);
 }

@@ -1,8 +1,8 @@
 // How one cache entry (a window key/value, a compressed entry, an index key) stands in memory. model.md 9.5, 9.6, 9.7.
 //
 // A codec is lossless for what it is given: the model quantises an entry first (quant/block.h), and storing a quantised
-// entry as codes and scales and reading it back gives the same bits. So a prefix read from the cache and one computed in
-// this step cannot differ.
+// entry as codes and scales and reading it back gives the same bits. So a prefix read from the cache and one computed
+// in this step cannot differ.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Whole texts of fathom-tiny on the device beside the CPU's: greedy, 20 prompts of 200 tokens. The two round in different
-// places, so a choice may fall differently where two tokens are about equally likely, and nowhere else.
+// Whole texts of fathom-tiny on the device beside the CPU's: greedy, 20 prompts of 200 tokens. The two round in
+// different places, so a choice may fall differently where two tokens are about equally likely, and nowhere else.
 #include <algorithm>
 #include <string>
 
@@ -17,7 +17,8 @@ std::vector<std::int32_t> prompt(int i, std::int32_t vocab, std::int32_t bos) {
   std::mt19937 rng(static_cast<std::uint32_t>(100 + i));
   std::vector<std::int32_t> ids = {bos};
   const int n = 3 + 7 * i;
-  while (static_cast<int>(ids.size()) < n) ids.push_back(static_cast<std::int32_t>(rng() % static_cast<unsigned>(vocab)));
+  while (static_cast<int>(ids.size()) < n)
+    ids.push_back(static_cast<std::int32_t>(rng() % static_cast<unsigned>(vocab)));
   return ids;
 }
 

@@ -63,8 +63,11 @@ TEST(GoldenOps, QuantisedLinearsDequantiseExactlyAndMultiply) {
   for (const std::string name : {"fp8_linear", "fp4_linear"}) {
     const bool fp4 = name == "fp4_linear";
     const auto stored = vectors().shape(name + ".weight");
-    const ops::Weight w{.dtype = fp4 ? DType::kFp4x2 : DType::kF8E4M3, .data = vectors().bytes(name + ".weight").data(),
-                        .rows = stored[0], .cols = fp4 ? 2 * stored[1] : stored[1], .scale_dtype = DType::kF8E8M0,
+    const ops::Weight w{.dtype = fp4 ? DType::kFp4x2 : DType::kF8E4M3,
+                        .data = vectors().bytes(name + ".weight").data(),
+                        .rows = stored[0],
+                        .cols = fp4 ? 2 * stored[1] : stored[1],
+                        .scale_dtype = DType::kF8E8M0,
                         .scales = vectors().bytes(name + ".scale").data()};
     std::vector<float> dense(static_cast<std::size_t>(w.rows * w.cols));
     for (std::int64_t r = 0; r < w.rows; ++r) ops::dequantise_row(w, r, dense.data() + r * w.cols);
@@ -124,8 +127,8 @@ TEST(GoldenOps, SplitSinkhorn) {
   std::vector<float> post(pre.size());
   std::vector<float> comb(4 * pre.size());
   for (std::int64_t t = 0; t < n; ++t) {
-    ops::split_sinkhorn(mixes.data() + 24 * t, {.fn = nullptr, .base = base.data(), .scale = scale.data()}, 4, 20, 1e-6F,
-                        pre.data() + 4 * t, post.data() + 4 * t, comb.data() + 16 * t);
+    ops::split_sinkhorn(mixes.data() + 24 * t, {.fn = nullptr, .base = base.data(), .scale = scale.data()}, 4, 20,
+                        1e-6F, pre.data() + 4 * t, post.data() + 4 * t, comb.data() + 16 * t);
   }
   EXPECT_LT(max_difference(pre, vectors().floats("hc_split_sinkhorn.pre")), 1e-6);
   EXPECT_LT(max_difference(post, vectors().floats("hc_split_sinkhorn.post")), 1e-6);
@@ -153,8 +156,11 @@ TEST(GoldenOps, SinkhornCheckValuesOfTheSpecification) {
   std::vector<float> out(4);
   const std::vector<float> no_post(4, 0.0F);
   const std::vector<float> mixing(comb, comb + 16);
-  ops::ref::run(ops::HcPost{.y = mat(zero, 1, 1), .streams = mat(streams, 1, 4), .post = mat(no_post, 1, 4),
-                            .comb = mat(mixing, 1, 16), .out = mat(out, 1, 4)});
+  ops::ref::run(ops::HcPost{.y = mat(zero, 1, 1),
+                            .streams = mat(streams, 1, 4),
+                            .post = mat(no_post, 1, 4),
+                            .comb = mat(mixing, 1, 16),
+                            .out = mat(out, 1, 4)});
   const float mixed[4] = {220.818717F, 82.692150F, 534.275573F, 273.212453F};
   EXPECT_LT(max_difference(out, mixed), 1e-3);
 }
@@ -187,7 +193,9 @@ TEST(GoldenOps, RopeOfBothModels) {
     for (const std::string table : {"rope_plain", "rope_yarn_compress"}) {
       const std::string name = model + "/" + table;
       const bool plain = table == "rope_plain";
-      const ops::Yarn yarn{.factor = c.yarn.factor, .beta_fast = c.yarn.beta_fast, .beta_slow = c.yarn.beta_slow,
+      const ops::Yarn yarn{.factor = c.yarn.factor,
+                           .beta_fast = c.yarn.beta_fast,
+                           .beta_slow = c.yarn.beta_slow,
                            .original_positions = plain ? 0 : c.yarn.original_positions};
       const auto f = ops::rope_frequencies(plain ? c.rope_theta : c.compress_rope_theta, c.rope_dim, yarn);
       const auto positions = vectors().ints(name + ".pos");
@@ -195,13 +203,14 @@ TEST(GoldenOps, RopeOfBothModels) {
       const auto half = static_cast<std::int64_t>(f.size());
       std::vector<float> cos(static_cast<std::size_t>(n * half));
       std::vector<float> sin(cos.size());
-      ops::ref::run(ops::RopeTable{.positions = positions.data(), .frequencies = f.data(), .cos = mat(cos, n, half),
-                                   .sin = mat(sin, n, half)});
+      ops::ref::run(ops::RopeTable{
+          .positions = positions.data(), .frequencies = f.data(), .cos = mat(cos, n, half), .sin = mat(sin, n, half)});
       EXPECT_LT(max_difference(cos, vectors().floats(name + ".cos")), 1e-6) << name;
       EXPECT_LT(max_difference(sin, vectors().floats(name + ".sin")), 1e-6) << name;
 
       const auto shape = vectors().shape(name + ".x");
-      for (const auto& [suffix, turn] : {std::pair(".fwd", ops::Turn::kForward), std::pair(".inv", ops::Turn::kInverse)}) {
+      for (const auto& [suffix, turn] :
+           {std::pair(".fwd", ops::Turn::kForward), std::pair(".inv", ops::Turn::kInverse)}) {
         std::vector<float> x = vectors().floats(name + ".x");
         for (std::int64_t i = 0; i < shape[0] * shape[1]; ++i) {
           const std::int64_t t = i / shape[1];
@@ -219,7 +228,10 @@ TEST(GoldenOps, RouterCheckValuesOfTheSpecification) {
   const std::vector<float> bias = {1.5F, 0, 0, 0, -2, 0};
   std::vector<std::int32_t> experts(3);
   std::vector<float> weights(3);
-  ops::ref::run(ops::Route{.logits = mat(g, 1, 6), .bias = bias.data(), .route_scale = 1.5F, .experts = mat(experts, 1, 3),
+  ops::ref::run(ops::Route{.logits = mat(g, 1, 6),
+                           .bias = bias.data(),
+                           .route_scale = 1.5F,
+                           .experts = mat(experts, 1, 3),
                            .weights = mat(weights, 1, 3)});
   EXPECT_EQ(experts, (std::vector<std::int32_t>{0, 3, 5}));
   EXPECT_NEAR(weights[2], 1.12295210F, 1e-6);
@@ -236,7 +248,8 @@ TEST(GoldenOps, SwigluClampCheckValuesOfTheSpecification) {
     const ops::Weight w2{.dtype = DType::kF32, .data = reinterpret_cast<const std::byte*>(one), .rows = 1, .cols = 1};
     float y = 0;
     const Mat<const float> x{one, 1, 1, 1};
-    ops::ref::run_expert({.w1 = w1, .w3 = w3, .w2 = w2}, x, weight, 10, false, ops::Carrier::kF32, Mat<float>{&y, 1, 1, 1});
+    ops::ref::run_expert({.w1 = w1, .w3 = w3, .w2 = w2}, x, weight, 10, false, ops::Carrier::kF32,
+                         Mat<float>{&y, 1, 1, 1});
     return y;
   };
   const float weight = 2;

@@ -1,8 +1,8 @@
 // The compressor: every `ratio` tokens become one entry, pooled per channel by a softmax over positions. model.md 5.
 //
 // Takes the projections of this step's tokens, pools every window that ends in this step (rows before the step from the
-// ring, the others from kv and score), finishes the entry (norm, rotation at the window's first position, quantisation) and
-// stores it in its page; then keeps the rows that later entries need in the ring. Entry w pools
+// ring, the others from kv and score), finishes the entry (norm, rotation at the window's first position, quantisation)
+// and stores it in its page; then keeps the rows that later entries need in the ring. Entry w pools
 //   ratio 128 (coff 1): tokens 128w .. 128w+127, all columns;
 //   ratio 4 (coff 2): tokens 4w-4 .. 4w-1 with their first Dc columns, tokens 4w .. 4w+3 with their last Dc.
 // The result does not depend on how the tokens were cut into steps.
@@ -33,7 +33,7 @@ struct Compress {
   Carrier carrier = Carrier::kF32;
   Batch batch;
   CompressorRing ring;
-  EntryPages entries;      // codec.dim = Dc
+  EntryPages entries;  // codec.dim = Dc
 };
 
 namespace ref {

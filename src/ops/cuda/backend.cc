@@ -19,7 +19,7 @@
 namespace fathom::ops::cuda {
 namespace {
 
-constexpr int kLeastMajor = 8;  // sm_80: bf16 tensor units, asynchronous copies
+constexpr int kLeastMajor = 8;                        // sm_80: bf16 tensor units, asynchronous copies
 constexpr std::size_t kSmall = std::size_t{1} << 20;  // weights below are not worth a thread's attention
 constexpr int kMostReaders = 8;                       // as many as fill the bus
 
@@ -142,6 +142,7 @@ class CudaBackend final : public Backend {
   void route(const Route& op) override { launch(op); }
   void experts(const Experts& op) override { launch(op); }
   void mtp_input(const MtpInput& op) override { launch(op); }
+  void choose(const Choose& op) override { launch(op); }
 
  private:
   // The thread that drives a backend may change; which device a thread means is the thread's own.
@@ -215,9 +216,8 @@ Result<cudaDeviceProp> find_device(int device) {
 Result<std::unique_ptr<Backend>> open(const CudaOptions& options) {
   FATHOM_TRY(find_driver());
   FATHOM_ASSIGN(const cudaDeviceProp device, find_device(options.device));
-  auto backend =
-      std::make_unique<CudaBackend>(
-          fmt::format("cuda:{} ({}{})", options.device, device.name, describe_off(options.off)), options.replay);
+  auto backend = std::make_unique<CudaBackend>(
+      fmt::format("cuda:{} ({}{})", options.device, device.name, describe_off(options.off)), options.replay);
   FATHOM_TRY(backend->open(options, device));
   return backend;
 }

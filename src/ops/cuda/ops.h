@@ -17,6 +17,7 @@
 #include "ops/moe/route.h"
 #include "ops/norm/rms_norm.h"
 #include "ops/rope/rope.h"
+#include "ops/sampling/choose.h"
 
 namespace fathom::ops::cuda {
 
@@ -44,5 +45,6 @@ void run(Context& c, const IndexSelect& op);
 void run(Context& c, const Route& op);
 void run(Context& c, const Experts& op);
 void run(Context& c, const MtpInput& op);
+void run(Context& c, const Choose& op);
 
 }  // namespace fathom::ops::cuda

@@ -9,7 +9,7 @@ namespace fathom::ops {
 
 // Index queries: each head rotated, Hadamard-transformed, rounded to FP4 where `quantise`. In place.
 struct IndexQuery {
-  Mat<float> q;          // [T, Hi*Di]
+  Mat<float> q;  // [T, Hi*Di]
   std::int32_t heads = 0;
   Mat<const float> cos;  // [T, R/2]
   Mat<const float> sin;

@@ -16,8 +16,8 @@ struct Route {
   const std::int32_t* table = nullptr;  // [V, k]; hash layers, then bias is null
   const std::int32_t* ids = nullptr;    // [T] input token ids; hash layers
   float route_scale = 1;
-  Mat<std::int32_t> experts;            // [T, k], ascending
-  Mat<float> weights;                   // [T, k]
+  Mat<std::int32_t> experts;  // [T, k], ascending
+  Mat<float> weights;         // [T, k]
 };
 
 namespace ref {

@@ -31,7 +31,8 @@ std::vector<float> rope_frequencies(double theta, std::int32_t rope_dim, const Y
                        static_cast<double>(rope_dim - 1));
   if (lo == hi) hi += 0.001;
   for (std::size_t j = 0; j < f.size(); ++j) {
-    const auto position = static_cast<float>((static_cast<float>(j) - static_cast<float>(lo)) / static_cast<float>(hi - lo));
+    const auto position =
+        static_cast<float>((static_cast<float>(j) - static_cast<float>(lo)) / static_cast<float>(hi - lo));
     const float ramp = std::clamp(position, 0.0F, 1.0F);
     const float slowed = f[j] / static_cast<float>(yarn.factor);
     f[j] = slowed * ramp + f[j] * (1.0F - ramp);
@@ -47,7 +48,8 @@ void rope_angles(std::int32_t position, const float* frequencies, std::int64_t n
   }
 }
 
-void rotate(float* x, std::int64_t dim, const float* cos, const float* sin, std::int64_t n, Turn turn, Carrier carrier) {
+void rotate(float* x, std::int64_t dim, const float* cos, const float* sin, std::int64_t n, Turn turn,
+            Carrier carrier) {
   float* pairs = x + dim - 2 * n;
   for (std::int64_t j = 0; j < n; ++j) {
     const float a = pairs[2 * j];

@@ -160,9 +160,10 @@ class Core {
   bool lay_out(const Work& work);
   bool run_remembered();
   bool run_chunks();
-  void take_rows(Part& part, Mat<const float> logits, std::int64_t row);
-  bool score(const Part& part, Mat<const float> logits, std::int64_t row);
-  Result<Sampled> choose(Answer& a, std::span<const float> logits);
+  void add_rules(const Answer& a, std::int32_t rows);
+  void take_rows(Part& part, const LogitRows& rows, std::int64_t row);
+  bool score(const Part& part, const LogitRows& rows, std::int64_t row);
+  Result<Sampled> choose(Answer& a, const LogitRows& rows, std::int64_t row);
   void take_token(Answer& a, Sampled token);
   void note_first_token(Asked& asked) const;
   void finish_choice(Answer& a, Finish why);
@@ -175,10 +176,11 @@ class Core {
   bool wants_guesses(const Part& p) const;
   bool draft_pieces();
   bool guess_further(std::int32_t depth);
-  bool take_guess(Answer& a, std::span<const float> logits);
+  void add_guess_rule(const Answer& a);
+  bool take_guess(Answer& a, const LogitRows& rows, std::int64_t row);
   void run_blocks();  // core_block.cc
   bool guess_blocks(std::int32_t depth);
-  bool guess_of_block(Guessing& g, std::int32_t d, std::span<const float> logits, std::size_t i);
+  bool guess_of_block(Guessing& g, std::int32_t d, const LogitRows& rows, std::size_t i);
   std::byte* draft_row(std::int64_t row) const;
   // With the MTP block, which follows the trunk; or with DSpark stages, whose windows the trunk keeps itself.
   bool drafting() const { return runner_.facts().drafts && options_.max_drafts > 0; }
@@ -203,6 +205,7 @@ class Core {
   std::vector<model::Chunk> chunks_;
   std::vector<std::int32_t> ids_;        // of the chunks, one after another
   std::vector<Sampled> scores_;          // of the part that take_rows() is at
+  std::vector<ops::ChoiceRule> rules_;   // of the rows of logits of a call
   std::vector<std::int32_t> verifying_;  // guesses of the part that take_rows() is at
   std::vector<float> confidences_;       // and how sure the draft was of them
   std::vector<std::int32_t> previous_;   // the tokens before the next guesses of blocks

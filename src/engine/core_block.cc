@@ -45,15 +45,16 @@ bool Core::guess_blocks(std::int32_t depth) {
   }
   std::int32_t d = 0;
   for (bool goes_on = true; goes_on && d < depth; ++d) {
-    const auto logits = runner_.block_logits(d, previous_);
+    rules_.clear();
+    for (const Guessing& g : guessing_) add_guess_rule(*g.answer);
+    const auto logits = runner_.block_logits(d, previous_, rules_);
     if (!logits) {
       fail_all(logits.error());
       return false;
     }
     goes_on = false;
     for (std::size_t i = 0; i < guessing_.size(); ++i) {
-      if (!guess_of_block(guessing_[i], d, {logits->row(static_cast<std::int64_t>(i)), static_cast<std::size_t>(logits->cols)}, i))
-        continue;
+      if (!guess_of_block(guessing_[i], d, *logits, i)) continue;
       previous_[i] = guessing_[i].answer->guesses.back();
       goes_on = true;
     }
@@ -65,7 +66,7 @@ bool Core::guess_blocks(std::int32_t depth) {
 
 // The guess number d of the block in row i. False where there is none: an earlier one could not be guessed or was not
 // worth it, there is no room for more, or the stages are not sure enough of this one.
-bool Core::guess_of_block(Guessing& g, std::int32_t d, std::span<const float> logits, std::size_t i) {
+bool Core::guess_of_block(Guessing& g, std::int32_t d, const LogitRows& rows, std::size_t i) {
   Answer& a = *g.answer;
   if (static_cast<std::int32_t>(a.guesses.size()) != d || a.known() + d + 1 >= a.limit) return false;
   const std::span<const float> sure = runner_.block_confidence();
@@ -73,7 +74,7 @@ bool Core::guess_of_block(Guessing& g, std::int32_t d, std::span<const float> lo
     g.chance *= policy_.chance(sure[i]);
     if (!policy_.worth(g.chance)) return false;
   }
-  if (!take_guess(a, logits)) return false;
+  if (!take_guess(a, rows, static_cast<std::int64_t>(i))) return false;
   if (!sure.empty()) a.confidences.push_back(sure[i]);
   return true;
 }

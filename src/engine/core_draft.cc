@@ -80,6 +80,7 @@ void Core::run_drafts() {
 bool Core::draft_pieces() {
   if (pieces_.empty()) return true;
   chunks_.clear();
+  rules_.clear();
   std::int64_t tokens = 0;
   for (const DraftPiece& piece : pieces_) {
     const Part& p = *piece.part;
@@ -92,16 +93,17 @@ bool Core::draft_pieces() {
                        .slot = lane.slot(),
                        .pages = lane.pages(),
                        .logits = piece.guess ? model::Rows::kLast : model::Rows::kNone});
+    if (piece.guess) add_guess_rule(*p.answer);
     tokens += piece.tokens;
   }
   const auto* streams = reinterpret_cast<const float*>(draft_row(pieces_[0].part->draft_row + pieces_[0].first));
   const std::int64_t began = options_.clock_us();
-  const auto logits = runner_.draft(chunks_, mat(streams, tokens, runner_.facts().stream_width));
+  const auto logits = runner_.draft(chunks_, mat(streams, tokens, runner_.facts().stream_width), rules_);
   if (!logits) {
     fail_all(logits.error());
     return false;
   }
-  if (logits->rows > 0) policy_.saw_draft(static_cast<double>(options_.clock_us() - began) * 1e-6);
+  if (logits->rows() > 0) policy_.saw_draft(static_cast<double>(options_.clock_us() - began) * 1e-6);
   // The streams that further guesses start from are copied out at once: the next call overwrites them.
   const Mat<const float> left = runner_.draft_streams();
   std::int64_t row = 0;
@@ -110,7 +112,7 @@ bool Core::draft_pieces() {
     stream += piece.tokens;
     if (!piece.guess) continue;
     const Part& p = *piece.part;
-    if (!take_guess(*p.answer, {logits->row(row++), static_cast<std::size_t>(logits->cols)})) continue;
+    if (!take_guess(*p.answer, *logits, row++)) continue;
     runner_.memory().copy(draft_row(p.draft_row),
                           reinterpret_cast<const std::byte*>(left.data + (stream - 1) * left.ld), stream_bytes());
     guessing_.push_back({.answer = p.answer, .row = p.draft_row});
@@ -125,6 +127,7 @@ bool Core::guess_further(std::int32_t depth) {
   std::erase_if(guessing_, [&](const Guessing& g) { return g.answer->known() + depth + 1 >= g.answer->limit; });
   if (guessing_.empty()) return true;
   chunks_.clear();
+  rules_.clear();
   for (std::size_t i = 0; i < guessing_.size(); ++i) {
     Answer& a = *guessing_[i].answer;
     const std::int32_t at = a.known() + depth - 2;  // the position before the last guess
@@ -135,6 +138,7 @@ bool Core::guess_further(std::int32_t depth) {
                        .slot = a.lane->slot(),
                        .pages = a.lane->pages(),
                        .logits = model::Rows::kLast});
+    add_guess_rule(a);
     // Rows move to the front, in order: none is overwritten before it is read.
     if (guessing_[i].row != static_cast<std::int64_t>(i))
       runner_.memory().copy(draft_row(static_cast<std::int64_t>(i)), draft_row(guessing_[i].row), stream_bytes());
@@ -142,8 +146,8 @@ bool Core::guess_further(std::int32_t depth) {
   }
   const auto n = static_cast<std::int64_t>(guessing_.size());
   const std::int64_t began = options_.clock_us();
-  const auto logits =
-      runner_.draft(chunks_, mat(reinterpret_cast<const float*>(draft_input_.get()), n, runner_.facts().stream_width));
+  const auto logits = runner_.draft(
+      chunks_, mat(reinterpret_cast<const float*>(draft_input_.get()), n, runner_.facts().stream_width), rules_);
   if (!logits) {
     fail_all(logits.error());
     return false;
@@ -153,7 +157,7 @@ bool Core::guess_further(std::int32_t depth) {
   std::size_t kept = 0;
   for (std::int64_t i = 0; i < n; ++i) {
     const Guessing g = guessing_[static_cast<std::size_t>(i)];
-    if (!take_guess(*g.answer, {logits->row(i), static_cast<std::size_t>(logits->cols)})) continue;
+    if (!take_guess(*g.answer, *logits, i)) continue;
     runner_.memory().copy(draft_row(i), reinterpret_cast<const std::byte*>(streams.data + i * streams.ld),
                           stream_bytes());
     guessing_[kept++] = g;
@@ -162,10 +166,20 @@ bool Core::guess_further(std::int32_t depth) {
   return true;
 }
 
-// The guess at the output position that comes after those guessed already, with that position's noise. False where the
-// draft's logits are of no use.
-bool Core::take_guess(Answer& a, std::span<const float> logits) {
-  SampleInput in{.logits = logits, .params = a.sampling, .history = &a.history, .report = false};
+// How the guess is chosen that comes after those guessed already: with that position's noise.
+void Core::add_guess_rule(const Answer& a) {
+  const bool there = a.constraint == nullptr && a.sampling.only_temperature();
+  const std::int64_t index = a.chosen() + static_cast<std::int64_t>(a.guesses.size());
+  rules_.push_back(there ? rule_for(a.sampling, index) : ops::ChoiceRule{});
+}
+
+// That guess. False where the draft's logits are of no use.
+bool Core::take_guess(Answer& a, const LogitRows& rows, std::int64_t row) {
+  if (const std::int32_t id = rows.token(row); id >= 0) {
+    a.guesses.push_back(id);
+    return true;
+  }
+  SampleInput in{.logits = rows.row(row), .params = a.sampling, .history = &a.history, .report = false};
   if (a.constraint != nullptr) {
     while (a.on_trial < static_cast<std::int32_t>(a.guesses.size()))
       a.constraint->accept(a.guesses[static_cast<std::size_t>(a.on_trial++)]);

@@ -61,11 +61,13 @@ bool Core::run_remembered() {
     fail_all(rows.error());
     return false;
   }
+  rules_.clear();
   for (std::size_t i = 0; i < asking.size(); ++i) {
+    add_rules(*asking[i]->answer, 1);
     memory.copy(rows->get() + i * stream_bytes(), asking[i]->answer->lane->extra(), stream_bytes());
   }
   const auto n = static_cast<std::int64_t>(asking.size());
-  const auto logits = runner_.logits_of(mat(reinterpret_cast<const float*>(rows->get()), n, width));
+  const auto logits = runner_.logits_of(mat(reinterpret_cast<const float*>(rows->get()), n, width), rules_);
   if (!logits) {
     fail_all(logits.error());
     return false;
@@ -76,6 +78,7 @@ bool Core::run_remembered() {
 
 bool Core::run_chunks() {
   chunks_.clear();
+  rules_.clear();
   std::int64_t stream = 0;
   bool prompts = false;
   for (Part& p : parts_) {
@@ -92,13 +95,16 @@ bool Core::run_chunks() {
                        .slot = lane.slot(),
                        .pages = lane.pages(),
                        .logits = rows});
+    const std::int32_t chosen = p.chooses ? p.drafts + 1 : 0;
+    rules_.insert(rules_.end(), static_cast<std::size_t>(n_rows - chosen), {});
+    add_rules(*p.answer, chosen);
     p.first_stream = stream;
     stream += static_cast<std::int64_t>(n);
     prompts = prompts || p.tokens > 1;
   }
   if (chunks_.empty()) return true;
   const std::int64_t began = options_.clock_us();
-  const auto logits = runner_.forward(chunks_);
+  const auto logits = runner_.forward(chunks_, rules_);
   if (!logits) {
     fail_all(logits.error());
     return false;
@@ -114,9 +120,19 @@ bool Core::run_chunks() {
   return true;
 }
 
+// How the next tokens of an answer are chosen: where the logits are, unless that takes more than the temperature.
+void Core::add_rules(const Answer& a, std::int32_t rows) {
+  for (std::int32_t i = 0; i < rows; ++i) {
+    const std::int64_t index = a.chosen() + i;
+    const SamplingParams& p = index < a.asked->request.min_tokens ? a.early : a.sampling;
+    const bool there = a.constraint == nullptr && !p.logprobs && p.only_temperature();
+    rules_.push_back(there ? rule_for(p, index) : ops::ChoiceRule{});
+  }
+}
+
 // Chooses the tokens that a part's rows of logits give: one, and one more for each guess that was right. Scores those of
 // its prompt, where that is asked for.
-void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
+void Core::take_rows(Part& part, const LogitRows& rows, std::int64_t row) {
   Answer& a = *part.answer;
   part.kept = part.tokens;
   a.last_step = counters_.steps;
@@ -125,7 +141,7 @@ void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
   a.served += static_cast<std::uint64_t>(part.tokens);
   if (!a.asked->ended) ledger_.charge(a.asked->request.client, std::max(1, part.tokens));
   if (part.start < a.prompt) counters_.prompt_tokens += static_cast<std::uint64_t>(part.tokens);
-  if (a.done || (part.scores && !score(part, logits, row))) return;
+  if (a.done || (part.scores && !score(part, rows, row))) return;
   if (a.asked->request.prompt_only && part.start + part.tokens == a.prompt) return finish_choice(a, Finish::kLength);
   if (!part.chooses) return;
   if (part.scores) row += part.tokens - 1;
@@ -139,7 +155,7 @@ void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
   std::int32_t verified = 0;  // guesses after the first wrong one, or after the end, were run for nothing
   std::int32_t accepted = 0;
   for (std::int32_t i = 0; i <= part.drafts && !a.done; ++i) {
-    auto token = choose(a, {logits.row(row + i), static_cast<std::size_t>(logits.cols)});
+    auto token = choose(a, rows, row + i);
     if (!token) {
       end(*a.asked, pass_on(std::move(token)));
       return;
@@ -160,14 +176,13 @@ void Core::take_rows(Part& part, Mat<const float> logits, std::int64_t row) {
 }
 
 // Tells what the model says of the tokens after each of the part's. False where it cannot be told: the request has ended.
-bool Core::score(const Part& part, Mat<const float> logits, std::int64_t row) {
+bool Core::score(const Part& part, const LogitRows& rows, std::int64_t row) {
   Answer& a = *part.answer;
   scores_.clear();
   // One that was preempted runs its prompt again, and has told the beginning.
   for (std::int32_t i = std::max(0, a.scored - part.start); i < part.tokens && part.start + i + 1 < a.prompt; ++i) {
     const std::int32_t next = a.tokens[static_cast<std::size_t>(part.start + i) + 1];
-    auto scored = engine::score({logits.row(row + i), static_cast<std::size_t>(logits.cols)}, next,
-                                a.sampling.logprobs ? a.sampling.top_logprobs : 0);
+    auto scored = engine::score(rows.row(row + i), next, a.sampling.logprobs ? a.sampling.top_logprobs : 0);
     if (!scored) {
       end(*a.asked, pass_on(std::move(scored)));
       return false;
@@ -180,7 +195,9 @@ bool Core::score(const Part& part, Mat<const float> logits, std::int64_t row) {
 }
 
 // The model's choice after the tokens so far.
-Result<Sampled> Core::choose(Answer& a, std::span<const float> logits) {
+Result<Sampled> Core::choose(Answer& a, const LogitRows& rows, std::int64_t row) {
+  if (const std::int32_t id = rows.token(row); id >= 0) return Sampled{.id = id};
+  const std::span<const float> logits = rows.row(row);
   SampleInput in{.logits = logits, .params = a.sampling, .history = &a.history, .index = a.chosen(), .allowed = {}};
   if (a.constraint != nullptr) {
     FATHOM_ASSIGN(in.allowed, a.constraint->allowed());

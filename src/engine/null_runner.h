@@ -2,6 +2,7 @@
 // no memory once it is made.
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -19,6 +20,8 @@ class NullRunner : public Runner {
         stream_(static_cast<std::size_t>(c.streams) * static_cast<std::size_t>(c.hidden)),
         layout_(model::plan_cache(c, numerics, /*rollback=*/4)) {
     for (std::size_t i = 0; i < row_.size(); ++i) row_[i] = static_cast<float>(i * 2654435761U % 1000) * 0.01F;
+    likeliest_ = static_cast<std::int32_t>(std::max_element(row_.begin(), row_.end()) - row_.begin());
+    chosen_.reserve(static_cast<std::size_t>(step_tokens));
     facts_ = {.vocab = c.vocab,
               .max_positions = 1 << 20,
               .step_tokens = step_tokens,
@@ -32,11 +35,11 @@ class NullRunner : public Runner {
   const RunnerFacts& facts() const override { return facts_; }
   const model::CacheLayout& layout() const override { return layout_; }
   cache::Memory& memory() override { return memory_; }
-  Result<Mat<const float>> forward(std::span<const model::Chunk> chunks) override { return rows(chunks); }
-  Result<Mat<const float>> draft(std::span<const model::Chunk> chunks, Mat<const float> /*streams*/) override {
-    return rows(chunks);
+  Result<LogitRows> forward(std::span<const model::Chunk> chunks, Rules rules) override { return rows(chunks, rules); }
+  Result<LogitRows> draft(std::span<const model::Chunk> chunks, Mat<const float> /*streams*/, Rules rules) override {
+    return rows(chunks, rules);
   }
-  Result<Mat<const float>> logits_of(Mat<const float> streams) override { return rows(streams.rows); }
+  Result<LogitRows> logits_of(Mat<const float> streams, Rules rules) override { return rows(streams.rows, rules); }
   Mat<const float> streams() const override { return {stream_.data(), 1, facts_.stream_width, 0}; }
   Mat<const float> draft_streams() const override { return streams(); }
 
@@ -54,15 +57,21 @@ class NullRunner : public Runner {
     c.draft.stages = drafts ? 1 : 0;
     return c;
   }
-  // One row stands for all.
-  Mat<const float> rows(std::int64_t n) const { return {row_.data(), n, facts_.vocab, 0}; }
-  Mat<const float> rows(std::span<const model::Chunk> chunks) const {
+  // One row stands for all, and the likeliest token of all is known.
+  LogitRows rows(std::int64_t n, Rules rules) {
+    chosen_.clear();
+    for (const ops::ChoiceRule& r : rules) chosen_.push_back(r.temperature == 0 ? likeliest_ : ops::kNoChoice);
+    return {.logits = {row_.data(), n, facts_.vocab, 0}, .chosen = chosen_};
+  }
+  LogitRows rows(std::span<const model::Chunk> chunks, Rules rules) {
     std::int64_t n = 0;
     for (const model::Chunk& c : chunks) n += c.rows();
-    return rows(n);
+    return rows(n, rules);
   }
 
   std::vector<float> row_;
+  std::int32_t likeliest_ = 0;
+  std::vector<std::int32_t> chosen_;
   std::vector<float> stream_;
   model::CacheLayout layout_;
   RunnerFacts facts_;

@@ -1,4 +1,5 @@
-// Runner: the model as the engine sees it. A step of chunks in, logits in host memory out; streams stay where they are.
+// Runner: the model as the engine sees it. A step of chunks in, tokens or logits in host memory out; streams stay where
+// they are.
 // Abstract so that the engine is tested, and its own cost measured, without a model.
 //
 // One thread.
@@ -14,6 +15,7 @@
 #include "model/cache_layout.h"
 #include "model/chunk.h"
 #include "model/model.h"
+#include "ops/sampling/choose.h"
 
 namespace fathom::engine {
 
@@ -29,6 +31,23 @@ struct RunnerFacts {
   std::string identity;           // of model, numerics and backend: what remembered bytes depend on
 };
 
+// How the token of each row of a call's logits is to be chosen, in their order; empty: not at all. Rows whose rule says
+// kChosenElsewhere are the caller's.
+using Rules = std::span<const ops::ChoiceRule>;
+
+// What came of the rows of a call, until the next call. A row has a token or its logits: where none was chosen, be it
+// that none was asked for or that the row allows none, the logits are there; else they may be void.
+struct LogitRows {
+  Mat<const float> logits;                    // [rows, V], host memory
+  std::span<const std::int32_t> chosen = {};  // [rows], ops::kNoChoice for none; empty: none at all
+
+  std::int64_t rows() const { return logits.rows; }
+  std::span<const float> row(std::int64_t i) const { return {logits.row(i), static_cast<std::size_t>(logits.cols)}; }
+  std::int32_t token(std::int64_t i) const {
+    return chosen.empty() ? ops::kNoChoice : chosen[static_cast<std::size_t>(i)];
+  }
+};
+
 class Runner {
  public:
   Runner() = default;
@@ -40,14 +59,14 @@ class Runner {
   virtual const model::CacheLayout& layout() const = 0;
   virtual cache::Memory& memory() = 0;
 
-  // As Model::forward, draft and logits_of; the rows returned are in host memory and valid until the next call. An
-  // error means that the model is of no further use.
-  virtual Result<Mat<const float>> forward(std::span<const model::Chunk> chunks) = 0;
-  virtual Result<Mat<const float>> draft(std::span<const model::Chunk> chunks, Mat<const float> streams) = 0;
-  virtual Result<Mat<const float>> logits_of(Mat<const float> streams) = 0;
+  // As Model::forward, draft and logits_of. An error means that the model is of no further use.
+  virtual Result<LogitRows> forward(std::span<const model::Chunk> chunks, Rules rules) = 0;
+  virtual Result<LogitRows> draft(std::span<const model::Chunk> chunks, Mat<const float> streams, Rules rules) = 0;
+  virtual Result<LogitRows> logits_of(Mat<const float> streams, Rules rules) = 0;
   // As Model::draft_block and the logits of Model::block_logits, where there are DSpark stages.
   virtual Result<> draft_block(std::span<const model::Chunk> /*anchors*/) { return no_stages(); }
-  virtual Result<Mat<const float>> block_logits(std::int32_t /*i*/, std::span<const std::int32_t> /*previous*/) {
+  virtual Result<LogitRows> block_logits(std::int32_t /*i*/, std::span<const std::int32_t> /*previous*/,
+                                         Rules /*rules*/) {
     return no_stages();
   }
   // How sure the stages are of the guess that the last block_logits() is for, one value for each block, a
@@ -69,23 +88,35 @@ class ModelRunner final : public Runner {
   const RunnerFacts& facts() const override { return facts_; }
   const model::CacheLayout& layout() const override { return model_.layout(); }
   cache::Memory& memory() override { return memory_; }
-  Result<Mat<const float>> forward(std::span<const model::Chunk> chunks) override;
-  Result<Mat<const float>> draft(std::span<const model::Chunk> chunks, Mat<const float> streams) override;
-  Result<Mat<const float>> logits_of(Mat<const float> streams) override;
+  Result<LogitRows> forward(std::span<const model::Chunk> chunks, Rules rules) override;
+  Result<LogitRows> draft(std::span<const model::Chunk> chunks, Mat<const float> streams, Rules rules) override;
+  Result<LogitRows> logits_of(Mat<const float> streams, Rules rules) override;
   Result<> draft_block(std::span<const model::Chunk> anchors) override { return model_.draft_block(anchors); }
-  Result<Mat<const float>> block_logits(std::int32_t i, std::span<const std::int32_t> previous) override;
+  Result<LogitRows> block_logits(std::int32_t i, std::span<const std::int32_t> previous, Rules rules) override;
   std::span<const float> block_confidence() const override { return confidence_; }
   Mat<const float> streams() const override { return model_.streams(); }
   Mat<const float> draft_streams() const override { return model_.draft_streams(); }
 
  private:
-  Result<Mat<const float>> to_host(Result<Mat<const float>> logits);
+  // Whether tokens are to be chosen by these rules, and memory for that. Error: kExhausted.
+  Result<> take_rules(Rules rules);
+  void choose(Mat<const float> logits);
+  const model::Model::Then& then() const { return choosing_ ? choose_ : nothing_; }
+  Result<LogitRows> rows(const Result<Mat<const float>>& logits);
 
   model::Model& model_;
   cache::BackendMemory memory_;
   RunnerFacts facts_;
   std::vector<float> host_logits_;
   std::vector<float> confidence_;
+
+  model::Model::Then choose_ = [this](Mat<const float> logits) { choose(logits); };
+  model::Model::Then nothing_;
+  Rules rules_;  // of the call under way
+  bool choosing_ = false;
+  ops::Buffer choice_memory_;    // rules, then chosen tokens
+  std::size_t choice_rows_ = 0;  // that there is room for
+  std::vector<std::int32_t> chosen_;
 };
 
 }  // namespace fathom::engine

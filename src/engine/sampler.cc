@@ -226,6 +226,10 @@ Result<Sampled> score(std::span<const float> logits, std::int32_t id, std::int32
   return out;
 }
 
+ops::ChoiceRule rule_for(const SamplingParams& params, std::int64_t index) {
+  return {.key = ops::noise::key(params.seed, index), .temperature = params.temperature};
+}
+
 std::uint64_t seed_of_choice(std::uint64_t seed, std::int32_t choice) {
   return choice == 0 ? seed : ops::noise::mix(seed + static_cast<std::uint64_t>(choice) * ops::noise::kGolden);
 }

@@ -13,6 +13,7 @@
 
 #include "base/result.h"
 #include "engine/sampling_params.h"
+#include "ops/sampling/choose.h"
 
 namespace fathom::engine {
 
@@ -81,6 +82,9 @@ class Sampler {
 // What the row says of a token that is there already, without regard to how tokens are chosen: its log-probability and
 // the n_top likeliest ones. Error: kInternal where the row holds NaN or +inf, or nothing but -inf.
 Result<Sampled> score(std::span<const float> logits, std::int32_t id, std::int32_t n_top);
+
+// How token `index` of an answer is chosen, where SamplingParams::only_temperature().
+ops::ChoiceRule rule_for(const SamplingParams& params, std::int64_t index);
 
 // The seed of answer `choice` of a request that asked for several. Choice 0 keeps the seed.
 std::uint64_t seed_of_choice(std::uint64_t seed, std::int32_t choice);

@@ -33,6 +33,11 @@ struct SamplingParams {
   std::int32_t top_logprobs = 0;           // and those of the likeliest tokens, at most kMaxTopLogprobs; needs logprobs
 
   bool operator==(const SamplingParams&) const = default;
+  // Whether the token follows from the logits, the seed and the temperature alone.
+  bool only_temperature() const {
+    const bool filters = top_k > 0 || top_p < 1 || min_p > 0;
+    return !(filters && temperature > 0) && !uses_history() && logit_bias.empty() && banned.empty();
+  }
   // Whether tokens seen before change what is chosen next.
   bool uses_history() const { return repetition_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0; }
 };

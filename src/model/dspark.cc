@@ -70,7 +70,8 @@ Result<> Model::draft_block(std::span<const Chunk> anchors) {
   return backend_.finish();
 }
 
-Result<Model::BlockLogits> Model::block_logits(std::int32_t i, std::span<const std::int32_t> previous) {
+Result<Model::BlockLogits> Model::block_logits(std::int32_t i, std::span<const std::int32_t> previous,
+                                               const Then& then) {
   const std::int32_t block = config_.draft.block_size;
   FATHOM_CHECK(i >= 0 && i < block && static_cast<std::int32_t>(previous.size()) == dspark_.blocks,
                "one token before each draft of the last blocks");
@@ -104,7 +105,7 @@ Result<Model::BlockLogits> Model::block_logits(std::int32_t i, std::span<const s
   backend_.linear({.x = ith(dspark_.y), .w = of_y, .y = dspark_.confidence_y.slice(0, n)});
   backend_.linear({.x = m, .w = of_m, .y = dspark_.confidence_m.slice(0, n)});
   backend_.mtp_input({.e = dspark_.confidence_y.slice(0, n), .h = dspark_.confidence_m.slice(0, n), .x = confidence});
-  FATHOM_TRY(backend_.finish());
+  FATHOM_TRY(finish(logits, then));
   return BlockLogits{.logits = logits, .confidence = confidence};
 }
 

@@ -80,7 +80,7 @@ Result<> Model::check(std::span<const Chunk> chunks) const {
   return {};
 }
 
-Result<Mat<const float>> Model::forward(std::span<const Chunk> chunks) {
+Result<Mat<const float>> Model::forward(std::span<const Chunk> chunks, const Then& then) {
   FATHOM_TRY(check(chunks));
   for (const Chunk& c : chunks) {
     FATHOM_CHECK(
@@ -91,14 +91,15 @@ Result<Mat<const float>> Model::forward(std::span<const Chunk> chunks) {
   const ActivationViews a = activations_.views().first(batch.tokens);
   const ForwardContext ctx = context();
   last_streams_ = a.streams;
-  return run(Step::kTrunk, chunks, batch, [&] {
+  const auto work = [&] {
     Forward step(ctx, a, batch);
     step.trunk();
     head(step, chunks, weights_.hc_head, weights_.norm, a.streams);
-  });
+  };
+  return run(Step::kTrunk, chunks, batch, work, then);
 }
 
-Result<Mat<const float>> Model::logits_of(Mat<const float> streams) {
+Result<Mat<const float>> Model::logits_of(Mat<const float> streams, const Then& then) {
   FATHOM_CHECK(streams.rows <= options_.max_logit_rows, "rows of logits there is memory for");
   const Mat<float> x = mat(logits_.data + logits_.rows * logits_.cols, streams.rows, config_.hidden);
   const ActivationViews a = activations_.views().first(0);
@@ -107,11 +108,16 @@ Result<Mat<const float>> Model::logits_of(Mat<const float> streams) {
   const Forward step(ctx, a, no_tokens);
   step.head_input(weights_.hc_head, weights_.norm, streams, x);
   step.logits(x, logits_.slice(0, streams.rows));
-  FATHOM_TRY(backend_.finish());
-  return logits_.slice(0, streams.rows);
+  return finish(logits_.slice(0, streams.rows), then);
 }
 
-Result<Mat<const float>> Model::draft(std::span<const Chunk> chunks, Mat<const float> streams) {
+Result<Mat<const float>> Model::finish(Mat<const float> logits, const Then& then) {
+  if (then && logits.rows > 0) then(logits);
+  FATHOM_TRY(backend_.finish());
+  return logits;
+}
+
+Result<Mat<const float>> Model::draft(std::span<const Chunk> chunks, Mat<const float> streams, const Then& then) {
   if (weights_.mtp.empty()) return fail(Code::kInvalid, "this checkpoint has no MTP block to draft with");
   FATHOM_TRY(check(chunks));
   FATHOM_ASSIGN(const ops::Batch batch, step_memory_.upload(chunks));
@@ -127,15 +133,16 @@ Result<Mat<const float>> Model::draft(std::span<const Chunk> chunks, Mat<const f
                      .carrier = options_.numerics.carrier});
   const ForwardContext ctx = context();
   last_draft_streams_ = a.draft_streams;
-  return run(Step::kDraft, chunks, batch, [&] {
+  const auto work = [&] {
     Forward step(ctx, a, batch);
     step.mtp(w, config_.layers);
     head(step, chunks, w.hc_head, w.norm, a.draft_streams);
-  });
+  };
+  return run(Step::kDraft, chunks, batch, work, then);
 }
 
 Result<Mat<const float>> Model::run(Step step, std::span<const Chunk> chunks, const ops::Batch& batch,
-                                    const std::function<void()>& work) {
+                                    const std::function<void()>& work, const Then& then) {
   constexpr std::int32_t kMostTokens = 256;  // larger steps are kept busy by their own size
   std::int64_t rows = 0;
   for (const Chunk& c : chunks) rows += c.rows();
@@ -151,8 +158,7 @@ Result<Mat<const float>> Model::run(Step step, std::span<const Chunk> chunks, co
   } else {
     work();
   }
-  FATHOM_TRY(backend_.finish());
-  return logits_.slice(0, rows);
+  return finish(logits_.slice(0, rows), then);
 }
 
 void Model::head(const Forward& forward, std::span<const Chunk> chunks, const ops::HyperConnection& hc_head,

@@ -45,24 +45,27 @@ class Model {
   ops::Backend& backend() const { return backend_; }
   bool has_mtp() const { return !weights_.mtp.empty(); }
 
+  // What else to ask of the backend of the logits of a call, before they are waited for.
+  using Then = std::function<void(Mat<const float> logits)>;
+
   // Runs one step. Returns the logits asked for, [rows, V] in backend memory, in the order of the chunks; valid until
   // the next call. Error: kInvalid where a token id, a position or the size of the step is out of bounds; then nothing
   // ran and no sequence changed. kExhausted, kInternal: those of Backend::finish(); then the backend is of no further
   // use. A chunk without tokens is legal and yields no row.
-  Result<Mat<const float>> forward(std::span<const Chunk> chunks);
+  Result<Mat<const float>> forward(std::span<const Chunk> chunks, const Then& then = {});
 
   // The streams that the last forward() left, [tokens, C*d] in backend memory: what the MTP block drafts from.
   Mat<const float> streams() const { return last_streams_; }
 
   // The logits of rows of such streams, [rows, C*d] in backend memory, kept from an earlier step: to the bit what
   // forward() returned for them. At most max_logit_rows; valid until the next call. Errors: those of Backend::finish().
-  Result<Mat<const float>> logits_of(Mat<const float> streams);
+  Result<Mat<const float>> logits_of(Mat<const float> streams, const Then& then = {});
 
   // The MTP block (model.md 10.1), over chunks whose ids are the tokens that FOLLOW each position: row i of `streams`
   // is the trunk state of the token at the chunk's position start + i, ids[i] the token after it; its logits predict
   // the one after that. The block keeps its own window in the same slots. streams has one row per token of the chunks,
   // in their order. Errors as forward(), and kInvalid where the checkpoint has no MTP block.
-  Result<Mat<const float>> draft(std::span<const Chunk> chunks, Mat<const float> streams);
+  Result<Mat<const float>> draft(std::span<const Chunk> chunks, Mat<const float> streams, const Then& then = {});
 
   // The streams that the last draft() left: what a further draft step starts from.
   Mat<const float> draft_streams() const { return last_draft_streams_; }
@@ -81,7 +84,7 @@ class Model {
     Mat<const float> logits;
     Mat<const float> confidence;
   };
-  Result<BlockLogits> block_logits(std::int32_t i, std::span<const std::int32_t> previous);
+  Result<BlockLogits> block_logits(std::int32_t i, std::span<const std::int32_t> previous, const Then& then = {});
 
  private:
   Model(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend, const ModelOptions& options);
@@ -94,7 +97,9 @@ class Model {
   // of step determine its every argument. Returns the rows of logits asked for.
   enum class Step : std::uint8_t { kTrunk, kDraft };
   Result<Mat<const float>> run(Step step, std::span<const Chunk> chunks, const ops::Batch& batch,
-                               const std::function<void()>& work);
+                               const std::function<void()>& work, const Then& then);
+  // Waits for the logits.
+  Result<Mat<const float>> finish(Mat<const float> logits, const Then& then);
   ForwardContext context() const;
   Result<> allocate_dspark();
 

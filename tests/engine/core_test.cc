@@ -49,6 +49,43 @@ struct Case : FakeWorld {
   }
 };
 
+// Only rows of which more is asked than a temperature come to the host; answers are the same.
+TEST(Core, TokensAreChosenWhereTheLogitsAreUnlessMoreIsAsked) {
+  const auto chosen = [](const std::function<void(Request&)>& change, std::size_t* answered = nullptr) {
+    Case w({.max_drafts = 0});
+    Request r = request(tokens(20, 3), 12);
+    change(r);
+    const auto told = w.run(std::move(r));
+    if (answered != nullptr) *answered = told->tokens[0].size();
+    return w.runner.chosen;
+  };
+  EXPECT_EQ(chosen([](Request&) {}), 12U);
+  EXPECT_EQ(chosen([](Request& r) { r.sampling.temperature = 1; }), 12U);
+  EXPECT_EQ(chosen([](Request& r) { r.sampling.top_p = 0.5F; }), 12U) << "greedy takes no notice of filters";
+  const auto none = [&](const std::function<void(engine::SamplingParams&)>& change) {
+    return chosen([&](Request& r) {
+      r.sampling.temperature = 1;
+      change(r.sampling);
+    });
+  };
+  EXPECT_EQ(none([](auto& s) { s.top_p = 0.9F; }), 0U);
+  EXPECT_EQ(none([](auto& s) { s.top_k = 5; }), 0U);
+  EXPECT_EQ(none([](auto& s) { s.min_p = 0.1F; }), 0U);
+  EXPECT_EQ(none([](auto& s) { s.presence_penalty = 0.5F; }), 0U);
+  EXPECT_EQ(none([](auto& s) { s.logit_bias = {{3, 1.0F}}; }), 0U);
+  EXPECT_EQ(none([](auto& s) { s.banned = {3}; }), 0U);
+  EXPECT_EQ(none([](auto& s) { s.logprobs = true; }), 0U);
+  // Until min_tokens the ends are banned.
+  std::size_t answered = 0;
+  const auto late = chosen(
+      [](Request& r) {
+        r.stop_ids = {1};
+        r.min_tokens = 5;
+      },
+      &answered);
+  EXPECT_EQ(late, answered - 5);
+}
+
 TEST(Core, RefusesWhatCannotBeAnsweredAndNamesTheField) {
   Case w;
   const auto what = [&](Request r) {

@@ -25,22 +25,26 @@ class WatchedRunner final : public engine::Runner {
   const engine::RunnerFacts& facts() const override { return inner_.facts(); }
   const model::CacheLayout& layout() const override { return inner_.layout(); }
   cache::Memory& memory() override { return inner_.memory(); }
-  Result<Mat<const float>> forward(std::span<const model::Chunk> chunks) override {
+  Result<engine::LogitRows> forward(std::span<const model::Chunk> chunks, engine::Rules rules) override {
     for (const model::Chunk& c : chunks) {
       auto& end = ends_[c.slot];
       // Further back than guesses go: another sequence has the slot.
       if (c.start < end && c.start >= end - engine::kMaxDrafts) taken_back.insert(c.start);
       end = c.start + c.tokens();
     }
-    return inner_.forward(chunks);
+    return inner_.forward(chunks, rules);
   }
-  Result<Mat<const float>> draft(std::span<const model::Chunk> chunks, Mat<const float> streams) override {
-    return inner_.draft(chunks, streams);
+  Result<engine::LogitRows> draft(std::span<const model::Chunk> chunks, Mat<const float> streams,
+                                  engine::Rules rules) override {
+    return inner_.draft(chunks, streams, rules);
   }
-  Result<Mat<const float>> logits_of(Mat<const float> streams) override { return inner_.logits_of(streams); }
+  Result<engine::LogitRows> logits_of(Mat<const float> streams, engine::Rules rules) override {
+    return inner_.logits_of(streams, rules);
+  }
   Result<> draft_block(std::span<const model::Chunk> anchors) override { return inner_.draft_block(anchors); }
-  Result<Mat<const float>> block_logits(std::int32_t i, std::span<const std::int32_t> previous) override {
-    return inner_.block_logits(i, previous);
+  Result<engine::LogitRows> block_logits(std::int32_t i, std::span<const std::int32_t> previous,
+                                         engine::Rules rules) override {
+    return inner_.block_logits(i, previous, rules);
   }
   std::span<const float> block_confidence() const override { return inner_.block_confidence(); }
   Mat<const float> streams() const override { return inner_.streams(); }

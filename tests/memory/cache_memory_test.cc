@@ -22,14 +22,14 @@ constexpr bool kSanitized = false;
 class WritingRunner final : public engine::NullRunner {
  public:
   using NullRunner::NullRunner;
-  Result<Mat<const float>> forward(std::span<const model::Chunk> chunks) override {
+  Result<engine::LogitRows> forward(std::span<const model::Chunk> chunks, engine::Rules rules) override {
     for (const model::Chunk& c : chunks) {
       std::memset(c.slot, c.start & 0xff, layout().slot_bytes);
       const auto needed = static_cast<std::size_t>(model::CacheLayout::pages_for(c.start + c.tokens()));
       for (auto page = static_cast<std::size_t>(c.start) / 128; page < needed; ++page)
         std::memset(c.pages[page], c.start & 0xff, layout().page_bytes);
     }
-    return NullRunner::forward(chunks);
+    return NullRunner::forward(chunks, rules);
   }
 };
 

@@ -40,11 +40,16 @@ class NarrowRunner final : public engine::Runner {
   const engine::RunnerFacts& facts() const override { return facts_; }
   const model::CacheLayout& layout() const override { return wide_.layout(); }
   cache::Memory& memory() override { return wide_.memory(); }
-  Result<Mat<const float>> forward(std::span<const model::Chunk> chunks) override { return wide_.forward(chunks); }
-  Result<Mat<const float>> draft(std::span<const model::Chunk> chunks, Mat<const float> streams) override {
-    return wide_.draft(chunks, streams);
+  Result<engine::LogitRows> forward(std::span<const model::Chunk> chunks, engine::Rules rules) override {
+    return wide_.forward(chunks, rules);
   }
-  Result<Mat<const float>> logits_of(Mat<const float> streams) override { return wide_.logits_of(streams); }
+  Result<engine::LogitRows> draft(std::span<const model::Chunk> chunks, Mat<const float> streams,
+                                  engine::Rules rules) override {
+    return wide_.draft(chunks, streams, rules);
+  }
+  Result<engine::LogitRows> logits_of(Mat<const float> streams, engine::Rules rules) override {
+    return wide_.logits_of(streams, rules);
+  }
   Mat<const float> streams() const override { return wide_.streams(); }
   Mat<const float> draft_streams() const override { return wide_.draft_streams(); }
 

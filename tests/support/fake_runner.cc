@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <limits>
+
+#include "base/check.h"
 
 namespace fathom::testing {
 namespace {
@@ -51,6 +54,23 @@ void FakeRunner::add_row(Hash hash) {
   logits(hash, std::span(logits_).subspan(at));
 }
 
+engine::LogitRows FakeRunner::rows(engine::Rules rules) {
+  const auto n = static_cast<std::int64_t>(logits_.size()) / facts_.vocab;
+  engine::LogitRows out{.logits = {logits_.data(), n, facts_.vocab, facts_.vocab}};
+  if (!options_.chooses || rules.empty()) return out;
+  FATHOM_CHECK(static_cast<std::int64_t>(rules.size()) == n, "a rule for every row");
+  chosen_.assign(rules.size(), 0);
+  ops::ref::run(ops::Choose{.logits = out.logits, .rules = rules.data(), .chosen = chosen_.data()});
+  for (std::size_t i = 0; i < chosen_.size(); ++i) {
+    if (chosen_[i] == ops::kNoChoice) continue;
+    ++chosen;
+    std::fill_n(logits_.begin() + static_cast<std::ptrdiff_t>(i) * facts_.vocab, facts_.vocab,
+                std::numeric_limits<float>::quiet_NaN());
+  }
+  out.chosen = chosen_;
+  return out;
+}
+
 // As strict as a model.
 Result<> FakeRunner::check(std::span<const model::Chunk> chunks) const {
   std::int32_t n = 0;
@@ -69,7 +89,7 @@ Result<> FakeRunner::check(std::span<const model::Chunk> chunks) const {
   return {};
 }
 
-Result<Mat<const float>> FakeRunner::forward(std::span<const model::Chunk> chunks) {
+Result<engine::LogitRows> FakeRunner::forward(std::span<const model::Chunk> chunks, engine::Rules rules) {
   if (before_forward) before_forward(chunks);
   if (fail_next) return fail(Code::kInternal, "the device is gone");
   FATHOM_TRY(check(chunks));
@@ -88,10 +108,11 @@ Result<Mat<const float>> FakeRunner::forward(std::span<const model::Chunk> chunk
   }
   tokens += static_cast<std::uint64_t>(rows_);
   most_tokens = std::max(most_tokens, static_cast<std::int32_t>(rows_));
-  return rows();
+  return rows(rules);
 }
 
-Result<Mat<const float>> FakeRunner::draft(std::span<const model::Chunk> chunks, Mat<const float> streams) {
+Result<engine::LogitRows> FakeRunner::draft(std::span<const model::Chunk> chunks, Mat<const float> streams,
+                                            engine::Rules rules) {
   FATHOM_TRY(check(chunks));
   logits_.clear();
   draft_streams_.clear();
@@ -107,13 +128,13 @@ Result<Mat<const float>> FakeRunner::draft(std::span<const model::Chunk> chunks,
     const Hash h = FakeModel::next(in.back(), c.ids.back());
     add_row(static_cast<std::int32_t>(mix(h ^ 0x1234567U) % 100) < options_.percent_right ? h : h + 1);
   }
-  return rows();
+  return rows(rules);
 }
 
-Result<Mat<const float>> FakeRunner::logits_of(Mat<const float> streams) {
+Result<engine::LogitRows> FakeRunner::logits_of(Mat<const float> streams, engine::Rules rules) {
   logits_.clear();
   for (std::int64_t i = 0; i < streams.rows; ++i) add_row(get(streams, i));
-  return rows();
+  return rows(rules);
 }
 
 Expected expected(const RunTokens& run, const engine::Request& request, std::int32_t choice,

@@ -18,6 +18,7 @@ struct FakeRunnerOptions {
   std::int32_t step_tokens = 64;
   std::int32_t logit_rows = 64;
   std::int32_t percent_right = 70;  // of the guesses
+  bool chooses = true;              // tokens by the rules given; the logits of those rows are then void
 };
 
 class FakeRunner final : public engine::Runner {
@@ -27,9 +28,10 @@ class FakeRunner final : public engine::Runner {
   const engine::RunnerFacts& facts() const override { return facts_; }
   const model::CacheLayout& layout() const override { return model_.layout(); }
   cache::Memory& memory() override { return memory_; }
-  Result<Mat<const float>> forward(std::span<const model::Chunk> chunks) override;
-  Result<Mat<const float>> draft(std::span<const model::Chunk> chunks, Mat<const float> streams) override;
-  Result<Mat<const float>> logits_of(Mat<const float> streams) override;
+  Result<engine::LogitRows> forward(std::span<const model::Chunk> chunks, engine::Rules rules) override;
+  Result<engine::LogitRows> draft(std::span<const model::Chunk> chunks, Mat<const float> streams,
+                                  engine::Rules rules) override;
+  Result<engine::LogitRows> logits_of(Mat<const float> streams, engine::Rules rules) override;
   Mat<const float> streams() const override { return {streams_.data(), rows_, 2, 2}; }
   Mat<const float> draft_streams() const override { return {draft_streams_.data(), draft_rows_, 2, 2}; }
 
@@ -39,6 +41,7 @@ class FakeRunner final : public engine::Runner {
   const std::string& error() const { return model_.error(); }
   // Times the draft block met a window that had been cleared.
   std::uint64_t cleared_windows() const { return model_.cleared_windows(); }
+  std::uint64_t chosen = 0;  // tokens
   std::uint64_t steps = 0;
   std::uint64_t tokens = 0;
   std::int32_t most_tokens = 0;  // of any step
@@ -47,9 +50,7 @@ class FakeRunner final : public engine::Runner {
   bool fail_next = false;
 
  private:
-  Mat<const float> rows() const {
-    return {logits_.data(), static_cast<std::int64_t>(logits_.size()) / facts_.vocab, facts_.vocab, facts_.vocab};
-  }
+  engine::LogitRows rows(engine::Rules rules);
   void add_row(FakeModel::Hash hash);
   Result<> check(std::span<const model::Chunk> chunks) const;
 
@@ -60,6 +61,7 @@ class FakeRunner final : public engine::Runner {
   std::vector<float> streams_;
   std::vector<float> draft_streams_;
   std::vector<float> logits_;
+  std::vector<std::int32_t> chosen_;
   std::int64_t rows_ = 0;
   std::int64_t draft_rows_ = 0;
 };

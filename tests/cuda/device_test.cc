@@ -170,9 +170,11 @@ struct Decoder {
 TEST_P(Replay, OnAndOffGiveTheSameBytes) {
   Decoder on(GetParam().first, GetParam().second, true);
   Decoder off(GetParam().first, GetParam().second, false);
+  const int steps = small_sizes() ? 9 : 150;
   for (const int n : {1, 2, 5, 17, 1}) {
-    const auto a = on.decode(n, 150);
-    const auto b = off.decode(n, 150);
+    if (small_sizes() && n > 2) continue;
+    const auto a = on.decode(n, steps);
+    const auto b = off.decode(n, steps);
     ASSERT_EQ(a.size(), b.size());
     EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0) << n << " sequences";
     EXPECT_EQ(std::count_if(a.begin(), a.end(), [](float x) { return !std::isfinite(x); }), 0);

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -16,6 +17,9 @@
 #include "quant/bf16.h"
 
 namespace fathom::testing {
+
+// FATHOM_CUDA_TEST_SMALL: sizes for compute-sanitizer's racecheck, under which a kernel takes a thousand times as long.
+inline bool small_sizes() { return std::getenv("FATHOM_CUDA_TEST_SMALL") != nullptr; }
 
 // The device, opened once for the program; null where there is none, and `why` says why.
 struct Device {

@@ -82,5 +82,24 @@ TEST_F(Choices, OfManySeedsOverFlatRows) {
   EXPECT_EQ(chosen.fetch(), chosen.host());
 }
 
+// Rows whose elements no 32 bits can count.
+TEST_F(Choices, BeyondFourGibibytes) {
+  const std::int64_t vocab = 129'280;
+  const std::int64_t rows = 17'000;
+  const auto memory = device().allocate(static_cast<std::size_t>(rows * vocab) * sizeof(float));
+  if (!memory) GTEST_SKIP() << memory.error().what;
+  auto* x = reinterpret_cast<float*>(memory->get());
+  const float most = 1;
+  device().copy_in(reinterpret_cast<std::byte*>(x + (rows - 1) * vocab + 129'000), &most, sizeof most);
+  std::vector<ops::ChoiceRule> rules(static_cast<std::size_t>(rows));
+  rules.back().temperature = 0;
+  const Twin<ops::ChoiceRule> rule(rules);
+  const auto chosen = Twin<std::int32_t>::poisoned(rows);
+  device().choose({.logits = mat(x, rows, vocab), .rules = rule.device(), .chosen = chosen.device()});
+  std::vector<std::int32_t> want(static_cast<std::size_t>(rows), ops::kNoChoice);
+  want.back() = 129'000;
+  EXPECT_EQ(chosen.fetch(), want);
+}
+
 }  // namespace
 }  // namespace fathom::testing

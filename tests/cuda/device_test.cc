@@ -68,6 +68,27 @@ TEST_F(Memory, CopiesOfEverySizeArrive) {
   }
 }
 
+// A table whose elements no 32 bits can count.
+TEST_F(Memory, BeyondFourGibibytes) {
+  constexpr std::int64_t kWidth = 64;
+  constexpr std::int64_t kIds = 40'000'000;
+  const auto table = device().allocate(static_cast<std::size_t>(kIds * kWidth) * sizeof(float));
+  if (!table) GTEST_SKIP() << table.error().what;
+  const std::vector<float> row = normal(kWidth, 6);
+  const std::int32_t id = kIds - 1;
+  device().copy_in(table->get() + static_cast<std::size_t>(id) * kWidth * sizeof(float), row.data(),
+                   row.size() * sizeof(float));
+  const Twin<std::int32_t> ids({0, id});
+  auto x = Twin<float>::poisoned(2 * kWidth);
+  device().embed({.ids = ids.device(),
+                  .table = {.dtype = DType::kF32, .data = table->get(), .rows = kIds, .cols = kWidth},
+                  .streams = 1,
+                  .x = x.on_device(2, kWidth)});
+  std::vector<float> want(kWidth, 0.0F);
+  want.insert(want.end(), row.begin(), row.end());
+  EXPECT_EQ(x.fetch(), want);
+}
+
 TEST_F(Memory, TooMuchIsAnErrorAndNoFault) {
   const auto b = device().allocate(std::size_t{1} << 50);
   ASSERT_FALSE(b);
@@ -178,6 +199,18 @@ TEST_P(Replay, OnAndOffGiveTheSameBytes) {
     ASSERT_EQ(a.size(), b.size());
     EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0) << n << " sequences";
     EXPECT_EQ(std::count_if(a.begin(), a.end(), [](float x) { return !std::isfinite(x); }), 0);
+  }
+}
+
+// Every size of batch in turn, each often enough to be recorded and launched.
+TEST_P(Replay, EveryBatchSizeInTurn) {
+  Decoder on(GetParam().first, GetParam().second, true);
+  Decoder off(GetParam().first, GetParam().second, false);
+  for (int n = 1; n <= (small_sizes() ? 3 : 64); ++n) {
+    const auto a = on.decode(n, 3);
+    const auto b = off.decode(n, 3);
+    ASSERT_EQ(a.size(), b.size());
+    ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0) << n << " sequences";
   }
 }
 

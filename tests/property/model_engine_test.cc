@@ -59,9 +59,10 @@ class NarrowRunner final : public engine::Runner {
 };
 
 struct Loaded {
-  Loaded(const std::string& name, ops::Numerics numerics, std::int32_t rollback, int threads)
+  Loaded(const std::string& name, const std::string& backend, ops::Numerics numerics, std::int32_t rollback,
+         int threads)
       : session(
-            name, "cpu",
+            name, backend,
             {.numerics = numerics, .max_step_tokens = kStepTokens, .max_logit_rows = kStepTokens, .rollback = rollback},
             threads),
         runner(*session.model, name) {}
@@ -71,8 +72,10 @@ struct Loaded {
 
 // One model as two programs would load it: what differs must change no answer. A third one, alone, is the oracle.
 struct Family {
-  Family(const std::string& name, ops::Numerics numerics)
-      : few(name, numerics, 1, 1), many(name, numerics, 4, 2), oracle(name, numerics, 0, 1) {}
+  Family(const std::string& name, const std::string& backend, ops::Numerics numerics)
+      : few(name, backend, numerics, 1, 1),
+        many(name, backend, numerics, 4, 2),
+        oracle(name, backend, numerics, 0, 1) {}
   Loaded few;
   Loaded many;
   Loaded oracle;
@@ -248,8 +251,9 @@ void compare_with_fresh_engine(ModelWorld& w) {
   EXPECT_EQ(w.from_fresh_engine(std::move(same)), want.tokens);
 }
 
-void lives(const std::string& model, ops::Numerics numerics, unsigned first_seed, int schedules) {
-  Family family(model, numerics);
+void lives(const std::string& model, ops::Numerics numerics, unsigned first_seed, int schedules,
+           const std::string& backend = "cpu") {
+  Family family(model, backend, numerics);
   engine::CoreStats sum;
   std::uint64_t requests = 0;
   std::uint64_t restarts = 0;
@@ -298,6 +302,13 @@ TEST(ModelEngineProperty, EachRequestGetsToTheBitWhatItWouldGetAlone) {
 }
 
 TEST(ModelEngineProperty, AlsoWithoutQuantisation) { lives("micro-random-fp", ops::kFloat, 100'000, 4 * scale()); }
+
+// Slots, pages and snapshots in device memory, tokens chosen there.
+TEST(ModelEngineProperty, AlsoOnADevice) {
+  const auto all = backends();
+  if (std::find(all.begin(), all.end(), "cuda") == all.end()) GTEST_SKIP() << "no CUDA device";
+  lives("micro-random", ops::kOfficialBf16, 200'000, 4 * scale(), "cuda");
+}
 
 }  // namespace
 }  // namespace fathom::testing

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "ops/cuda/graphs.h"
 #include "ops/cuda/memory.h"
 #include "ops/cuda/ops.h"
+#include "ops/cuda/pinned.h"
 #include "ops/cuda/upload.h"
 #include "ops/kernel_table.h"
 
@@ -42,7 +44,10 @@ class CudaBackend final : public Backend {
       return fail(Code::kUnavailable, "CUDA device {} cannot be used: {}", options.device, cudaGetErrorString(s));
     }
     upload_.open(options.device, std::min(usable_cores(), kMostReaders));
-    return staging_.open();
+    if (const cudaError_t s = copies_.open(); s != cudaSuccess) {
+      return fail(Code::kExhausted, "cannot pin {} bytes of host memory: {}", copies_.bytes(), cudaGetErrorString(s));
+    }
+    return {};
   }
 
   std::string_view name() const override { return name_; }
@@ -60,12 +65,15 @@ class CudaBackend final : public Backend {
   }
   void copy_in(std::byte* to, const void* from, std::size_t bytes) override {
     use_device();
-    staging_.copy_in(to, from, bytes, context_);
+    send(to, from, bytes);
   }
   void copy_out(void* to, const std::byte* from, std::size_t bytes) override {
     use_device();
     settle();
-    staging_.copy_out(to, from, bytes, context_);
+    context_.follows_kernel = false;
+    Fault& fault = context_.fault;
+    if (!fault.set()) fault.note(copies_.fetch(to, from, bytes, context_.stream), context_.last);
+    if (fault.set()) std::memset(to, 0, bytes);
   }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override {
     use_device();
@@ -79,7 +87,7 @@ class CudaBackend final : public Backend {
     use_device();
     FATHOM_ASSIGN(std::byte* const memory, store_.allocate(weights.size()));
     if (weights.size() < kSmall) {
-      staging_.copy_in(memory, weights.data(), weights.size(), context_);
+      send(memory, weights.data(), weights.size());
     } else {
       upload_.add(memory, weights.data(), weights.size());
     }
@@ -147,6 +155,11 @@ class CudaBackend final : public Backend {
  private:
   // The thread that drives a backend may change; which device a thread means is the thread's own.
   void use_device() { context_.fault.note(cudaSetDevice(device_), "choosing the device"); }
+  void send(std::byte* to, const void* from, std::size_t bytes) {
+    context_.follows_kernel = false;
+    if (context_.fault.set()) return;
+    context_.fault.note(copies_.send(to, from, bytes, context_.stream), "copying to the device");
+  }
   // What comes next may read weights.
   void settle() {
     if (upload_.under_way()) upload_.wait(context_.fault);
@@ -162,7 +175,7 @@ class CudaBackend final : public Backend {
   bool replay_;
   int device_ = 0;
   Context context_;
-  Staging staging_;
+  PinnedRing copies_{4, std::size_t{4} << 20};
   Store store_;
   Upload upload_;  // before the store it writes to is gone
   Pool pool_;

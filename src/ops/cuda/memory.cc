@@ -1,7 +1,6 @@
 #include "ops/cuda/memory.h"
 
 #include <algorithm>
-#include <cstring>
 
 namespace fathom::ops::cuda {
 namespace {
@@ -86,58 +85,6 @@ Store::~Store() {
 
 Result<std::byte*> Store::allocate(std::size_t bytes) {
   return cut(rounded_up(bytes), kStoreSlab, slabs_, next_, left_);
-}
-
-Staging::~Staging() {
-  for (const Part& p : parts_) {
-    if (p.free != nullptr) cudaEventDestroy(p.free);
-    if (p.memory != nullptr) cudaFreeHost(p.memory);
-  }
-}
-
-Result<> Staging::open() {
-  for (Part& p : parts_) {
-    void* memory = nullptr;
-    cudaError_t status = cudaMallocHost(&memory, kBytes);
-    p.memory = static_cast<std::byte*>(memory);
-    if (status == cudaSuccess) status = cudaEventCreateWithFlags(&p.free, cudaEventDisableTiming);
-    if (status != cudaSuccess) {
-      return fail(Code::kExhausted, "cannot pin {} bytes of host memory: {}", kBytes, cudaGetErrorString(status));
-    }
-  }
-  return {};
-}
-
-void Staging::copy_in(std::byte* to, const void* from, std::size_t bytes, Context& context) {
-  context.follows_kernel = false;
-  for (std::size_t at = 0; at < bytes && !context.fault.set(); at += kBytes) {
-    const std::size_t n = std::min(kBytes, bytes - at);
-    const Part& part = parts_[turn_++ % parts_.size()];
-    context.fault.note(cudaEventSynchronize(part.free), "copying to the device");
-    std::memcpy(part.memory, static_cast<const std::byte*>(from) + at, n);
-    context.fault.note(cudaMemcpyAsync(to + at, part.memory, n, cudaMemcpyHostToDevice, context.stream),
-                       "copying to the device");
-    context.fault.note(cudaEventRecord(part.free, context.stream), "copying to the device");
-  }
-}
-
-void Staging::copy_out(void* to, const std::byte* from, std::size_t bytes, Context& context) {
-  context.follows_kernel = false;
-  for (std::size_t at = 0; at < bytes; at += kBytes) {
-    const std::size_t n = std::min(kBytes, bytes - at);
-    const Part& part = parts_[turn_++ % parts_.size()];
-    if (!context.fault.set()) {
-      context.fault.note(cudaEventSynchronize(part.free), "copying from the device");
-      context.fault.note(cudaMemcpyAsync(part.memory, from + at, n, cudaMemcpyDeviceToHost, context.stream),
-                         "copying from the device");
-      context.fault.note(cudaStreamSynchronize(context.stream), context.last);
-    }
-    if (context.fault.set()) {
-      std::memset(static_cast<std::byte*>(to) + at, 0, n);
-    } else {
-      std::memcpy(static_cast<std::byte*>(to) + at, part.memory, n);
-    }
-  }
 }
 
 }  // namespace fathom::ops::cuda

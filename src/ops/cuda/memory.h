@@ -1,10 +1,8 @@
-// Device memory: the pool behind Backend::allocate, the store behind Backend::adopt, and the pinned buffers that copies
-// between host and device pass through. One thread.
+// Device memory: the pool behind Backend::allocate, the store behind Backend::adopt. One thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include <array>
 #include <cstddef>
 #include <map>
 #include <vector>
@@ -54,31 +52,6 @@ class Store {
   std::vector<void*> slabs_;
   std::byte* next_ = nullptr;
   std::size_t left_ = 0;
-};
-
-// Copies through pinned memory, so that the host's side of a copy is done when the call returns and the device's side
-// keeps its place in the stream.
-class Staging {
- public:
-  Staging() = default;
-  Staging(const Staging&) = delete;
-  Staging& operator=(const Staging&) = delete;
-  ~Staging();
-
-  // Error: kExhausted where the host has no memory to pin.
-  Result<> open();
-  void copy_in(std::byte* to, const void* from, std::size_t bytes, Context& context);
-  // Returns when the data is there; after a fault, with zeros.
-  void copy_out(void* to, const std::byte* from, std::size_t bytes, Context& context);
-
- private:
-  static constexpr std::size_t kBytes = std::size_t{4} << 20;
-  struct Part {
-    std::byte* memory = nullptr;
-    cudaEvent_t free = nullptr;  // reached when the device has read it
-  };
-  std::array<Part, 4> parts_;
-  std::size_t turn_ = 0;
 };
 
 }  // namespace fathom::ops::cuda

@@ -1,41 +1,27 @@
 #include "ops/cuda/upload.h"
 
 #include <algorithm>
-#include <array>
-#include <cstring>
+
+#include "ops/cuda/pinned.h"
 
 namespace fathom::ops::cuda {
 namespace {
 
-// One reader's pinned buffers, filled by turns: one is filled while the other is on its way.
-class Buffers {
+// A reader's own way to the device: one piece is read while another is on its way.
+class Lane {
  public:
-  explicit Buffers(std::size_t bytes) {
+  explicit Lane(std::size_t piece_bytes) : buffers_(2, piece_bytes) {
     note(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    for (Buffer& b : buffers_) {
-      void* memory = nullptr;
-      if (status_ == cudaSuccess) note(cudaMallocHost(&memory, bytes));
-      b.memory = static_cast<std::byte*>(memory);
-      if (status_ == cudaSuccess) note(cudaEventCreateWithFlags(&b.sent, cudaEventDisableTiming));
-    }
+    if (status_ == cudaSuccess) note(buffers_.open());
   }
-  Buffers(const Buffers&) = delete;
-  Buffers& operator=(const Buffers&) = delete;
-  ~Buffers() {
-    for (const Buffer& b : buffers_) {
-      if (b.sent != nullptr) cudaEventDestroy(b.sent);
-      if (b.memory != nullptr) cudaFreeHost(b.memory);
-    }
+  Lane(const Lane&) = delete;
+  Lane& operator=(const Lane&) = delete;
+  ~Lane() {
     if (stream_ != nullptr) cudaStreamDestroy(stream_);
   }
 
   void send(std::byte* to, const std::byte* from, std::size_t bytes) {
-    const Buffer& b = buffers_[turn_++ % buffers_.size()];
-    note(cudaEventSynchronize(b.sent));
-    if (status_ != cudaSuccess) return;
-    std::memcpy(b.memory, from, bytes);
-    note(cudaMemcpyAsync(to, b.memory, bytes, cudaMemcpyHostToDevice, stream_));
-    note(cudaEventRecord(b.sent, stream_));
+    if (status_ == cudaSuccess) note(buffers_.send(to, from, bytes, stream_));
   }
   void finish() {
     if (stream_ != nullptr) note(cudaStreamSynchronize(stream_));
@@ -43,17 +29,12 @@ class Buffers {
   cudaError_t status() const { return status_; }
 
  private:
-  struct Buffer {
-    std::byte* memory = nullptr;
-    cudaEvent_t sent = nullptr;
-  };
   void note(cudaError_t status) {
     if (status_ == cudaSuccess) status_ = status;
   }
 
   cudaStream_t stream_ = nullptr;
-  std::array<Buffer, 2> buffers_;
-  std::size_t turn_ = 0;
+  PinnedRing buffers_;
   cudaError_t status_ = cudaSuccess;
 };
 
@@ -107,13 +88,11 @@ bool Upload::next(Piece& piece) {
 // After a failure the rest is taken and dropped, so that nobody waits for room.
 void Upload::read() {
   const cudaError_t chosen = cudaSetDevice(device_);
-  Buffers buffers(kPieceBytes);
-  for (Piece piece; next(piece);) {
-    if (buffers.status() == cudaSuccess) buffers.send(piece.to, piece.from, piece.bytes);
-  }
-  buffers.finish();
+  Lane lane(kPieceBytes);
+  for (Piece piece; next(piece);) lane.send(piece.to, piece.from, piece.bytes);
+  lane.finish();
   const std::lock_guard lock(mutex_);
-  for (const cudaError_t s : {chosen, buffers.status()}) {
+  for (const cudaError_t s : {chosen, lane.status()}) {
     if (status_ == cudaSuccess) status_ = s;
   }
 }

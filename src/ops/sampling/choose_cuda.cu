@@ -87,8 +87,8 @@ __device__ Likeliest likeliest_of(const Likeliest* found, const Cut& cut, std::i
   return warp_likeliest(lane < cut.parts ? found[row * cut.parts + lane] : nothing());
 }
 
-// Block (part, row). The race begins with the row's likeliest token in front, and a warp's lanes know of each other's
-// leaders, so nearly no token needs more than its hash.
+// Block (part, row). Every lane looks at its tokens' bounds first and at the whole worth of its most promising one; the
+// best of the warp's is then in front, and nearly no other token needs more than its hash.
 __global__ void race(Choose op, Cut cut, const Likeliest* found, Leader* leaders) {
   await_previous();
   const std::int64_t row = blockIdx.y;
@@ -101,17 +101,31 @@ __global__ void race(Choose op, Cut cut, const Likeliest* found, Leader* leaders
   const std::int64_t end = min(begin + cut.length, op.logits.cols);
   // A little less than the rate, so that what is spared is spared rightly: the products are at most 0.
   const double rate = 1.0 / double{rule.temperature} * (1.0 - 0x1p-50);
-  Leader mine{noise::value(noise::bits(rule.key, first.id)), first.id};
+  const auto bound = [&](std::int64_t id) {
+    const std::uint64_t bits = noise::bits(rule.key, static_cast<std::int32_t>(id));
+    return (double{x[id]} - double{first.logit}) * rate + noise::bound(bits);
+  };
+  const auto leader = [&](std::int64_t id) {
+    const std::uint64_t bits = noise::bits(rule.key, static_cast<std::int32_t>(id));
+    return Leader{tempered(x[id], first.logit, rule.temperature) + noise::value(bits), static_cast<std::int32_t>(id)};
+  };
+  std::int64_t promising = first.id;
+  double most = -INFINITY;
+  for (std::int64_t id = begin + threadIdx.x; id < end; id += kThreads) {
+    const double b = bound(id);
+    if (b > most) {
+      most = b;
+      promising = id;
+    }
+  }
+  Leader mine = warp_leader(leader(promising));
   for (std::int64_t turn = begin; turn < end; turn += kThreads) {
     const std::int64_t id = turn + threadIdx.x;
-    const bool is_one = id < end;
-    const float logit = is_one ? x[id] : 0.0F;
-    const std::uint64_t bits = noise::bits(rule.key, static_cast<std::int32_t>(id));
-    const bool contends = is_one && (double{logit} - double{first.logit}) * rate + noise::bound(bits) >= mine.worth;
+    const bool contends = id < end && id != promising && bound(id) >= mine.worth;
     if (__any_sync(kAll, contends) == 0) continue;
     if (contends) {
-      const double worth = tempered(logit, first.logit, rule.temperature) + noise::value(bits);
-      if (mine.beaten_by(worth, static_cast<std::int32_t>(id))) mine = {worth, static_cast<std::int32_t>(id)};
+      const Leader l = leader(id);
+      if (mine.beaten_by(l.worth, l.id)) mine = l;
     }
     mine = warp_leader(mine);
   }

@@ -6,21 +6,28 @@
 namespace fathom::ops::cuda {
 namespace {
 
-// One block a token and head, 4 dims a thread.
+// One block a token and head, 4 dims a thread. What a span needs is asked for together; lane k keeps the weight of its
+// k-th unit.
 constexpr int kThreads = kMmaDim / 4;
 __global__ void __launch_bounds__(kThreads) attend_merge(SparseAttention op, Partials partials) {
   await_previous();
   const std::int64_t t = partials.t0 + static_cast<std::int64_t>(blockIdx.y);
   const int h = static_cast<int>(blockIdx.x);
   const int dim = 4 * static_cast<int>(threadIdx.x);
+  const int lane = threadIdx.x % kWarp;
+  const Turn turn(op, t, dim);
+  const float sink_logit = op.sink[h];
   const Visible visible(op, op.batch.segments[op.batch.segment_of[t]], t);
   const int units = (visible.n + partials.rows - 1) / partials.rows;
   const bool spans = partials.rows == kSpanRows;
   if (spans && units <= 1) return;
   const Weight* weights = partials.weights + partials.at(t, 0, h);
   const float* sums = partials.sums + partials.at(t, 0, h) * kMmaDim + dim;
-  float4 o[kSpanParts];  // under way
+  const auto weight_of = [&](int u) { return weights[static_cast<std::int64_t>(u) * partials.heads]; };
+  float4 o[kSpanParts];
+  Weight weight;
   const auto load = [&](int begin) {
+    weight = weight_of(min(begin + lane % kSpanParts, units - 1));
 #pragma unroll
     for (int k = 0; k < kSpanParts; ++k) {
       const std::int64_t unit = min(begin + k, units - 1);
@@ -28,23 +35,21 @@ __global__ void __launch_bounds__(kThreads) attend_merge(SparseAttention op, Par
     }
   };
   load(0);
-  const Weight sink = sink_weight(op.sink[h]);
-  float top = sink.top;
-  for (int u = threadIdx.x % kWarp; u < units; u += kWarp) {
-    top = fmaxf(top, weights[static_cast<std::int64_t>(u) * partials.heads].top);
-  }
+  const Weight sink = sink_weight(sink_logit);
+  float top = fmaxf(sink.top, weight.top);
+  for (int u = kSpanParts + lane; u < units; u += kWarp) top = fmaxf(top, weight_of(u).top);
   top = warp_max(top);
   float sum = sink.sum * whole_power2(sink.top - top);
   float4 total = {0, 0, 0, 0};
   for (int begin = 0; begin < units; begin += kSpanParts) {
+    const float factor_of_lane = whole_power2(weight.top - top);
     float span_sum = 0;
     float4 span = {0, 0, 0, 0};
 #pragma unroll
     for (int k = 0; k < kSpanParts; ++k) {
       if (begin + k >= units) break;
-      const Weight w = weights[static_cast<std::int64_t>(begin + k) * partials.heads];
-      const float factor = whole_power2(w.top - top);
-      span_sum = fmaf(w.sum, factor, span_sum);
+      const float factor = __shfl_sync(kAll, factor_of_lane, k);
+      span_sum = fmaf(__shfl_sync(kAll, weight.sum, k), factor, span_sum);
       span = {fmaf(o[k].x, factor, span.x), fmaf(o[k].y, factor, span.y), fmaf(o[k].z, factor, span.z),
               fmaf(o[k].w, factor, span.w)};
       if (spans || k == kSpanParts - 1 || begin + k == units - 1) {
@@ -56,7 +61,10 @@ __global__ void __launch_bounds__(kThreads) attend_merge(SparseAttention op, Par
     }
     if (begin + kSpanParts < units) load(begin + kSpanParts);
   }
-  write_dims(op, t, h, dim, total, __frcp_rn(sum));
+  const float inverse = __frcp_rn(sum);
+  write_dims(op, t, h, dim, turn,
+             {round_bf16(total.x * inverse), round_bf16(total.y * inverse), round_bf16(total.z * inverse),
+              round_bf16(total.w * inverse)});
 }
 
 }  // namespace

@@ -55,26 +55,36 @@ __device__ __noinline__ inline uint4 expand_any(uint2 codes, std::uint32_t scale
 }
 // ... and fast where they are numbers in bf16's range. The 7 bits of a code placed under a bf16's sign are the value
 // times 2^-120.
-__device__ inline uint4 expand_codes(uint2 codes, std::uint32_t scale_code) {
-  constexpr std::uint32_t kSigns = 0x80008000U;
-  constexpr std::uint32_t kBits = 0x07f007f0U;
-  const std::uint32_t bits[4] = {codes.x << 4 & kBits, codes.x >> 4 & kBits, codes.y << 4 & kBits,
-                                 codes.y >> 4 & kBits};
-  // A code of all ones, which is no number, carries into bit 11.
-  std::uint32_t carried = 0;
+struct PlacedCodes {
+  std::uint32_t bits[4];
+
+  __device__ explicit PlacedCodes(uint2 codes) {
+    constexpr std::uint32_t kBits = 0x07f007f0U;
+    bits[0] = codes.x << 4 & kBits;
+    bits[1] = codes.x >> 4 & kBits;
+    bits[2] = codes.y << 4 & kBits;
+    bits[3] = codes.y >> 4 & kBits;
+  }
+  // Bit 11 or 27 where that is not so: a code of all ones, which is no number, carries into it; 2^120 times a scale of
+  // 2^8 is no bf16 number.
+  __device__ std::uint32_t special(std::uint32_t scale_code) const {
+    std::uint32_t carried = 8 * scale_code + 8 * 121;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) carried |= bits[i] + 0x00100010U;
-  constexpr std::uint32_t kHighest = 134;  // 2^120 times a larger scale is no bf16 number
-  if ((carried & 0x08000800U) != 0 || scale_code > kHighest) return expand_any(codes, scale_code);
-  const std::uint32_t scale = (scale_code + 120U) << 7 | (scale_code + 120U) << 23;
-  return {multiply_pairs(bits[0] | (codes.x << 8 & kSigns), scale), multiply_pairs(bits[1] | (codes.x & kSigns), scale),
-          multiply_pairs(bits[2] | (codes.y << 8 & kSigns), scale),
-          multiply_pairs(bits[3] | (codes.y & kSigns), scale)};
-}
+    for (const std::uint32_t b : bits) carried |= b + 0x00100010U;
+    return carried;
+  }
+  static constexpr std::uint32_t kSpecial = 0x08000800U;
+  __device__ uint4 expand(uint2 codes, std::uint32_t scale_code) const {
+    constexpr std::uint32_t kSigns = 0x80008000U;
+    const std::uint32_t scale = scale_code * 0x00800080U + 0x3c003c00U;  // 2^120 times it, twice
+    return {multiply_pairs(bits[0] | (codes.x << 8 & kSigns), scale), multiply_pairs(bits[1] | (codes.x & kSigns), scale),
+            multiply_pairs(bits[2] | (codes.y << 8 & kSigns), scale),
+            multiply_pairs(bits[3] | (codes.y & kSigns), scale)};
+  }
+};
 
 // A stored entry as a warp reads it, in pieces of 8 bytes: 56 of codes, 16 of rotated dims, one of scales. A lane has
-// codes' piece `lane`; codes' piece lane + 32 or rotated dims' piece lane - 24; rotated dims' piece lane + 8 or the
-// scales.
+// codes' piece `lane`; codes' piece lane + 32 or rotated dims' piece lane - 24; rotated dims' piece lane + 8 or the scales.
 struct StoredRow {
   static constexpr int kRopePieces = 2 * kMmaRope / 8;
   static constexpr int kCodePieces = kMmaPlain / 8;
@@ -82,24 +92,39 @@ struct StoredRow {
   static constexpr int kThird = kRopePieces - (kWarp - kSecond);
   uint2 v[3];
 
-  __device__ void load(const std::byte* from, int lane) {
-    const auto* rope = reinterpret_cast<const uint2*>(from);
-    const uint2* codes = rope + kRopePieces;
-    v[0] = codes[lane];
-    v[1] = *(lane < kSecond ? codes + lane + kWarp : rope + lane - kSecond);
-    v[2] = *(lane < kThird ? rope + lane + kWarp - kSecond : codes + kCodePieces);
+  // The dims from which on a lane's pieces go.
+  static __device__ int second_dim(int lane) {
+    return lane < kSecond ? 8 * (lane + kWarp) : kMmaPlain + 4 * (lane - kSecond);
   }
-  __device__ void clear() { v[0] = v[1] = v[2] = {0, 0}; }
-  // at(dim): where 8, or 4, numbers from `dim` on go.
-  template <class At>
-  __device__ void store(int lane, const At& at) const {
+  static __device__ int third_dim(int lane) { return kMmaPlain + 4 * (lane % kThird + kWarp - kSecond); }
+
+  __device__ void load(const std::byte* from, int lane) {
+    const auto read = [from](uint2& to, int piece) {
+      asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(to.x), "=r"(to.y) : "l"(from + 8 * piece));
+    };
+    read(v[0], kRopePieces + lane);
+    read(v[1], lane < kSecond ? kRopePieces + lane + kWarp : lane - kSecond);
+    read(v[2], lane < kThird ? lane + kWarp - kSecond : kRopePieces + kCodePieces);
+  }
+  // To where the pieces go.
+  __device__ void store(int lane, void* first, void* second, void* third) const {
     const std::uint32_t low = __shfl_sync(kAll, v[2].x, kThird);
     const std::uint32_t high = __shfl_sync(kAll, v[2].y, kThird);
-    const int shift = lane / (quant::kEntryBlock / 8) * 8;
-    *reinterpret_cast<uint4*>(at(8 * lane)) = expand_codes(v[0], low >> shift & 255U);
-    if (lane < kSecond) *reinterpret_cast<uint4*>(at(8 * (lane + kWarp))) = expand_codes(v[1], high >> shift & 255U);
-    else *reinterpret_cast<uint2*>(at(kMmaPlain + 4 * (lane - kSecond))) = v[1];
-    if (lane < kThird) *reinterpret_cast<uint2*>(at(kMmaPlain + 4 * (lane + kWarp - kSecond))) = v[2];
+    const unsigned byte = 0x4440U | static_cast<unsigned>(lane) / (quant::kEntryBlock / 8);
+    const std::uint32_t scales[2] = {__byte_perm(low, 0, byte), __byte_perm(high, 0, byte)};
+    const PlacedCodes a(v[0]);
+    const PlacedCodes b(v[1]);
+    uint4 x[2];
+    if (((a.special(scales[0]) | (lane < kSecond ? b.special(scales[1]) : 0U)) & PlacedCodes::kSpecial) != 0) {
+      for (int i = 0; i < 2; ++i) x[i] = expand_any(v[i], scales[i]);
+    } else {
+      x[0] = a.expand(v[0], scales[0]);
+      x[1] = b.expand(v[1], scales[1]);
+    }
+    *static_cast<uint4*>(first) = x[0];
+    if (lane < kSecond) *static_cast<uint4*>(second) = x[1];
+    else *static_cast<uint2*>(second) = v[1];
+    if (lane < kThird) *static_cast<uint2*>(third) = v[2];
   }
 };
 
@@ -109,11 +134,10 @@ __device__ inline uint2 pack_rotated(float4 v) { return {pack_exact(v.x, v.y), p
 
 // ---- Softmax in powers of two.
 
-// exp(logit) = 2^exponent(logit), to 2^-14 in the exponent.
-__device__ inline float exponent(float dot, float scale) {
-  constexpr float kGrid = 1.5F * (1 << 10);  // numbers up to twice 2^10 are multiples of 2^-13
-  return __fsub_rn(__fmaf_rn(dot, scale, kGrid), kGrid);
-}
+// exp(logit) = 2^(exponent(logit) - kGrid), to 2^-14 in the exponent. Numbers between kGrid's neighbouring powers of two
+// are multiples of 2^-13.
+constexpr float kGrid = 1.5F * (1 << 10);
+__device__ inline float exponent(float dot, float scale) { return __fmaf_rn(dot, scale, kGrid); }
 __device__ inline float power2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -125,7 +149,9 @@ __device__ inline float whole_power2(float x) {
 }
 
 // The power of two that probabilities are related to, from the highest exponent. It is finite.
-__device__ inline float reference(float highest) { return fmaxf(ceilf(highest), -0x1p30F); }
+__device__ inline float reference(float highest) { return fmaxf(ceilf(highest - kGrid), -0x1p20F); }
+// The probability of an exponent.
+__device__ inline float related(float exponent, float reference) { return power2(exponent - (kGrid + reference)); }
 
 // What a part leaves of one head: its reference and the sum of its probabilities.
 struct Weight {
@@ -137,25 +163,34 @@ struct Weight {
 __device__ inline Weight sink_weight(float sink) {
   const float x = exponent(sink, 0x1.715476p0F);
   const float top = reference(x);
-  return {top, power2(x - top)};
+  return {top, related(x, top)};
 }
 
 // The factor from dot products to exponents.
 inline float exponent_scale() { return static_cast<float>(1.4426950408889634 / 22.627416997969522); }
 
-// Writes 4 neighbouring dims of one head, given in the order of shared memory: divided by their weight, turned back,
-// rounded.
-__device__ inline void write_dims(const SparseAttention& op, std::int64_t t, int h, int dim, float4 o, float inverse) {
-  float4 v = {round_bf16(o.x * inverse), round_bf16(o.y * inverse), round_bf16(o.z * inverse),
-              round_bf16(o.w * inverse)};
+// How 4 neighbouring dims of a token are turned back; those that are not rotated are not.
+struct Turn {
+  float cos[2];
+  float sin[2];
+
+  __device__ Turn(const SparseAttention& op, std::int64_t t, int dim) : cos{1, 1}, sin{0, 0} {
+    if (dim < kMmaPlain) return;
+    const int j = (dim - kMmaPlain) / 2;
+    for (int i = 0; i < 2; ++i) {
+      cos[i] = op.cos.data[t * op.cos.ld + j + i];
+      sin[i] = -op.sin.data[t * op.sin.ld + j + i];
+    }
+  }
+};
+
+// Writes 4 neighbouring dims of one head, bf16 numbers in the order of shared memory: put right and turned back.
+__device__ inline void write_dims(const SparseAttention& op, std::int64_t t, int h, int dim, const Turn& turn, float4 v) {
   if (dim < kMmaPlain) {
     v = {v.x, v.z, v.y, v.w};
   } else {
-    const int j = (dim - kMmaPlain) / 2;
-    const float* cos = op.cos.data + t * op.cos.ld + j;
-    const float* sin = op.sin.data + t * op.sin.ld + j;
-    rotate_pair(v.x, v.y, cos[0], -sin[0], Carrier::kBf16);
-    rotate_pair(v.z, v.w, cos[1], -sin[1], Carrier::kBf16);
+    rotate_pair(v.x, v.y, turn.cos[0], turn.sin[0], Carrier::kBf16);
+    rotate_pair(v.z, v.w, turn.cos[1], turn.sin[1], Carrier::kBf16);
   }
   *reinterpret_cast<float4*>(op.out.data + t * op.out.ld + static_cast<std::int64_t>(h) * kMmaDim + dim) = v;
 }

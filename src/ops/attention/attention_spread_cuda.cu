@@ -33,11 +33,9 @@ struct Queries {
     const int dim = threadIdx.x % kAcross * 4;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int h = h0 + static_cast<int>(threadIdx.x) / kAcross + i * (kMmaThreads / kAcross);
-      v[i] = {0, 0, 0, 0};
-      if (h < op.heads) {
-        v[i] = *reinterpret_cast<const float4*>(op.q.data + t * op.q.ld + static_cast<std::int64_t>(h) * kMmaDim + dim);
-      }
+      // What comes of heads that there are not is not looked at.
+      const int h = min(h0 + static_cast<int>(threadIdx.x) / kAcross + i * (kMmaThreads / kAcross), op.heads - 1);
+      v[i] = *reinterpret_cast<const float4*>(op.q.data + t * op.q.ld + static_cast<std::int64_t>(h) * kMmaDim + dim);
     }
   }
   __device__ void store(Room& room) const {
@@ -86,7 +84,7 @@ __device__ void load_rows(const SparseAttention& op, const DeviceRing& ring, con
   for (int i = 0; i < kEach; ++i) {
     if (!here[i]) continue;
     std::uint16_t* row = room.rows[warp + i * kMmaWarps];
-    stored[i].store(lane, [row](int dim) { return row + dim; });
+    stored[i].store(lane, row + 8 * lane, row + StoredRow::second_dim(lane), row + StoredRow::third_dim(lane));
   }
 }
 
@@ -139,7 +137,7 @@ __device__ Weight weigh(Room& room, int n, float scale) {
   for (int d = 8; d > 0; d /= 2) top = fmaxf(top, __shfl_xor_sync(kAll, top, d));
   top = reference(top);
 #pragma unroll
-  for (float& v : x) v = power2(v - top);
+  for (float& v : x) v = related(v, top);
   float sum = (x[0] + x[1]) + (x[2] + x[3]);
 #pragma unroll
   for (const int d : {4, 8, 1, 2}) sum += __shfl_xor_sync(kAll, sum, d);
@@ -193,8 +191,7 @@ __global__ void __launch_bounds__(kMmaThreads)
   float c[8][4] = {};
   multiply_rows(room, c);
   const int lane = threadIdx.x % kWarp;
-  float* sums =
-      partials.sums + (first + lane / 4) * kMmaDim + threadIdx.x / kWarp * (kMmaDim / kMmaWarps) + lane % 4 * 2;
+  float* sums = partials.sums + (first + lane / 4) * kMmaDim + threadIdx.x / kWarp * (kMmaDim / kMmaWarps) + lane % 4 * 2;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     *reinterpret_cast<float2*>(sums + 8 * j) = {c[j][0], c[j][1]};

@@ -1,7 +1,7 @@
 // Attention of many tokens on Hopper: a block does a span of the rows of 64 heads of a token, which mostly is all of
 // them, then another.
 //
-// Three groups of four warps: one reads and expands rows, two parts ahead of the others; one has the logits, their
+// Four groups of four warps: two read and expand rows, two parts ahead of the others; one has the logits, their
 // probabilities, and the sum over the first half of the dims; one has the sum over the second half.
 #include <algorithm>
 
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kHeads = 64;
 constexpr int kGroupThreads = 128;
-constexpr int kThreads = 3 * kGroupThreads;
+constexpr int kThreads = 4 * kGroupThreads;
 constexpr int kTiles = kMmaDim / 64;
 constexpr int kBuffers = 2;
 
@@ -60,7 +60,7 @@ __device__ inline std::uint16_t* place(Tile& tile, int row, int column) {
 }
 
 // Named barriers: the groups that meet at each wait for, or tell, the others.
-enum Barrier : int { kFull = 1, kEmpty = kFull + kBuffers, kWeighed = kEmpty + kBuffers, kSummed, kBoth };
+enum Barrier : int { kFull = 1, kEmpty = kFull + kBuffers, kWeighed = kEmpty + kBuffers, kSummed, kBoth, kRounded };
 __device__ inline void wait_at(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -91,54 +91,95 @@ struct Item {
   __device__ bool alone() const { return visible.n <= kSpanRows; }
 };
 
-// ---- The reading group.
+// ---- The reading groups.
 
-// The rows of one warp: every fourth of a part, each as an address, or nullptr behind the end. Lane i knows the i-th.
-constexpr int kRowsOfWarp = kPartRows / 4;
+// The rows of one warp: every eighth of a part. Lane i knows of the i-th which entry it is, and then where it lies. Behind
+// the end the last row is read again: its probabilities there are 0, and loads without a condition can be under way
+// together.
+constexpr int kReadingWarps = 2 * kGroupThreads / kWarp;
+constexpr int kRowsOfWarp = kPartRows / kReadingWarps;
 
-__device__ const std::byte* address(const Task& task, const Item& item, int part) {
-  const int lane = threadIdx.x % kWarp;
-  const int r = part * kPartRows + static_cast<int>(threadIdx.x) / kWarp % 4 + 4 * lane;
-  if (lane >= kRowsOfWarp || r >= item.end) return nullptr;
-  const Visible::Place place = item.visible.place(task.op, task.ring, task.pages, r);
-  if (place.stored != nullptr) return place.stored;
-  return task.encoded + (place.values - task.op.kv.data) / task.op.kv.ld * task.ring.codec.bytes;
+struct RowsOfWarp {
+  const Task& task;
+  const Item& item;
+  int warp;
+  int lane;
+
+  __device__ int row(int part) const {
+    return min(part * kPartRows + warp + kReadingWarps * (lane % kRowsOfWarp), item.end - 1);
+  }
+  __device__ int entry(int part) const {
+    const int r = row(part) - item.visible.n_window;
+    return r >= 0 && item.visible.selected != nullptr ? item.visible.selected[r] : r;
+  }
+  __device__ const std::byte* address(int part, int entry) const {
+    const int r = row(part);
+    if (r >= item.visible.n_window) return task.pages.at(item.segment, entry);
+    const int position = item.visible.first + r;
+    if (position < item.segment.start) return task.ring.at(item.segment.slot, position);
+    return task.encoded +
+           static_cast<std::int64_t>(item.segment.first_row + position - item.segment.start) * task.ring.codec.bytes;
+  }
+};
+
+// Rows r % 8 == warp of a tile: where a lane's number `dim` of the first of them goes.
+__device__ inline std::byte* place_of_warp(Tile* tiles, int warp, int dim) {
+  return reinterpret_cast<std::byte*>(place(tiles[dim / 64], warp, dim % 64));
+}
+
+// Brings the queries of a block's next item nearer.
+__device__ void expect_queries(const Task& task, int i) {
+  if (i >= task.items) return;
+  constexpr int kLine = 32;  // floats
+  const std::int64_t t = task.partials.t0 + i / (task.head_blocks * task.partials.units);
+  const int h0 = i / task.partials.units % task.head_blocks * kHeads;
+  const int n = min(kHeads, task.op.heads - h0) * kMmaDim;
+  const float* q = task.op.q.data + t * task.op.q.ld + static_cast<std::int64_t>(h0) * kMmaDim;
+  for (int at = static_cast<int>(threadIdx.x) % (2 * kGroupThreads) * kLine; at < n; at += 2 * kGroupThreads * kLine) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(q + at));
+  }
 }
 
 __device__ void read_rows(const Task& task, Room& room) {
-  const int warp = threadIdx.x / kWarp % 4;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp % kReadingWarps;
   const int lane = threadIdx.x % kWarp;
-  constexpr int kAhead = 8;  // rows under way
+  constexpr int kAhead = kRowsOfWarp / 2;  // rows under way
+  constexpr int kRowStep = kReadingWarps * 128;
   StoredRow rows[kAhead];
-  const auto load = [&](StoredRow& row, const std::byte* from_lane, int i) {
+  const auto load = [lane](StoredRow& row, const std::byte* from_lane, int i) {
     const auto from = __shfl_sync(kAll, reinterpret_cast<std::uintptr_t>(from_lane), i);
-    if (from != 0) row.load(reinterpret_cast<const std::byte*>(from), lane);
-    else row.clear();
+    row.load(reinterpret_cast<const std::byte*>(from), lane);
   };
+  std::byte* const first = place_of_warp(room.rows[0], warp, 8 * lane);
+  std::byte* const second = place_of_warp(room.rows[0], warp, StoredRow::second_dim(lane));
+  std::byte* const third = place_of_warp(room.rows[0], warp, StoredRow::third_dim(lane));
   int count = 0;  // parts so far
   for (int i = static_cast<int>(blockIdx.x); i < task.items; i += static_cast<int>(gridDim.x)) {
     const Item item(task, i);
     if (item.first_part() >= item.end_part()) continue;
-    const std::byte* now = address(task, item, item.first_part());
+    const RowsOfWarp mine{.task = task, .item = item, .warp = warp, .lane = lane};
+    const std::byte* now = mine.address(item.first_part(), mine.entry(item.first_part()));
+    int entry = mine.entry(item.first_part() + 1);
 #pragma unroll
     for (int r = 0; r < kAhead; ++r) load(rows[r], now, r);
+    expect_queries(task, i + static_cast<int>(gridDim.x));
     for (int part = item.first_part(); part < item.end_part(); ++part, ++count) {
-      const std::byte* next = address(task, item, part + 1);
+      const std::byte* next = mine.address(part + 1, entry);
+      entry = mine.entry(part + 2);
       const int buffer = count % kBuffers;
       if (count >= kBuffers) wait_at(kEmpty + buffer, kThreads);
-      Tile* tiles = room.rows[buffer];
 #pragma unroll 1
-      for (int first = 0; first < kRowsOfWarp; first += kAhead) {
-        const std::byte* from = first + kAhead < kRowsOfWarp ? now : next;
+      for (int half = 0; half < 2; ++half) {
+        const int at = buffer * static_cast<int>(sizeof(room.rows[0])) + half * kAhead * kRowStep;
+        const std::byte* from = half == 0 ? now : next;
 #pragma unroll
         for (int r = 0; r < kAhead; ++r) {
-          const int row = warp + 4 * (first + r);
-          rows[r].store(lane, [tiles, row](int dim) { return place(tiles[dim / 64], row, dim % 64); });
-          load(rows[r], from, (first + r + kAhead) % kRowsOfWarp);
+          rows[r].store(lane, first + at + r * kRowStep, second + at + r * kRowStep, third + at + r * kRowStep);
+          load(rows[r], from, (1 - half) * kAhead + r);
         }
       }
       publish();
-      tell(kFull + buffer, 2 * kGroupThreads);
+      tell(kFull + buffer, 3 * kGroupThreads);
       now = next;
     }
   }
@@ -149,17 +190,14 @@ __device__ void read_rows(const Task& task, Room& room) {
 // The queries of an item, by both: a thread has 4 dims of every second head.
 __device__ void load_queries(const Task& task, Room& room, const Item& item) {
   const int dim = threadIdx.x % kGroupThreads * 4;
-  constexpr int kAtOnce = 8;
+  constexpr int kAtOnce = 32;
   for (int h = static_cast<int>(threadIdx.x) / kGroupThreads; h < kHeads; h += 2 * kAtOnce) {
     float4 v[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      v[i] = {0, 0, 0, 0};
-      const int head = item.h0 + h + 2 * i;
-      if (head < task.op.heads) {
-        v[i] = *reinterpret_cast<const float4*>(task.op.q.data + item.t * task.op.q.ld +
-                                                static_cast<std::int64_t>(head) * kMmaDim + dim);
-      }
+      const int head = min(item.h0 + h + 2 * i, task.op.heads - 1);  // what comes of others is not looked at
+      v[i] = *reinterpret_cast<const float4*>(task.op.q.data + item.t * task.op.q.ld +
+                                              static_cast<std::int64_t>(head) * kMmaDim + dim);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -225,7 +263,7 @@ __device__ void weigh(float (&s)[32], int n, float scale, Heads& heads) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) s[4 * j + 2 * r + i] = power2(s[4 * j + 2 * r + i] - top);
+      for (int i = 0; i < 2; ++i) s[4 * j + 2 * r + i] = related(s[4 * j + 2 * r + i], top);
       const float pair = s[4 * j + 2 * r] + s[4 * j + 2 * r + 1];
       if (j % 2 == 0) sums[j / 2] = pair;
       else sums[j / 2] += pair;
@@ -242,23 +280,42 @@ __device__ void add_part(float (&o)[32], const float (&part)[32], const float (&
   for (int i = 0; i < 32; ++i) o[i] = fmaf(o[i], factor[i / 2 % 2], part[i]);
 }
 
-// Writes 64 dims of 64 heads: lanes of a pair exchange what makes 4 neighbouring dims of one head. inverse: of the
-// lane's two heads, where the token is finished with this.
-__device__ void write_tile(const Task& task, const Item& item, int dim0, const float (&o)[32],
-                           const float (&inverse)[2]) {
-  const int lane = threadIdx.x % kWarp;
-  const int odd = lane % 2;
-  const int h = item.h0 + static_cast<int>(threadIdx.x) % kGroupThreads / kWarp * 16 + lane / 4 + 8 * odd;
-  float* partial = task.partials.sums + task.partials.at(item.t, item.span, h) * kMmaDim;
+// Leaves 64 dims of 64 heads for merge(). A thread has heads `head` and head + 8.
+__device__ void write_partial(const Task& task, const Item& item, int head, int dim0, const float (&o)[32]) {
+  float* to = task.partials.sums + task.partials.at(item.t, item.span, item.h0 + head) * kMmaDim + dim0 + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const float2 mine = odd != 0 ? float2{o[4 * j + 2], o[4 * j + 3]} : float2{o[4 * j], o[4 * j + 1]};
-    const float2 give = odd != 0 ? float2{o[4 * j], o[4 * j + 1]} : float2{o[4 * j + 2], o[4 * j + 3]};
-    const float2 got = {__shfl_xor_sync(kAll, give.x, 1), __shfl_xor_sync(kAll, give.y, 1)};
-    const float4 v = odd != 0 ? float4{got.x, got.y, mine.x, mine.y} : float4{mine.x, mine.y, got.x, got.y};
-    const int dim = dim0 + 8 * j + lane % 4 / 2 * 4;
-    if (!item.alone()) *reinterpret_cast<float4*>(partial + dim) = v;
-    else if (h < task.op.heads) write_dims(task.op, item.t, h, dim, v, inverse[odd]);
+    *reinterpret_cast<float2*>(to + 8 * j) = {o[4 * j], o[4 * j + 1]};
+    *reinterpret_cast<float2*>(to + 8 * kMmaDim + 8 * j) = {o[4 * j + 2], o[4 * j + 3]};
+  }
+}
+
+// Rounds 64 dims of 64 heads into shared memory.
+__device__ void round_tile(Tile& tile, int head, const float (&o)[32], const float (&inverse)[2]) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      *reinterpret_cast<std::uint32_t*>(place(tile, head + 8 * r, 8 * j + threadIdx.x % 4 * 2)) =
+          pack_rounded(o[4 * j + 2 * r] * inverse[r], o[4 * j + 2 * r + 1] * inverse[r]);
+    }
+  }
+}
+
+// Writes what a group has rounded, `kDims` dims of 64 heads, in long pieces.
+template <int kDims>
+__device__ void write_rounded(const Task& task, const Item& item, Tile* tiles, int dim0) {
+  constexpr int kAcross = kDims / 4;
+  constexpr int kStep = kGroupThreads / kAcross;
+  const int dim = dim0 + static_cast<int>(threadIdx.x) % kAcross * 4;
+  const Turn turn(task.op, item.t, dim);
+#pragma unroll 4
+  for (int h = static_cast<int>(threadIdx.x) % kGroupThreads / kAcross; h < kHeads; h += kStep) {
+    if (item.h0 + h >= task.op.heads) continue;
+    const uint2 v = *reinterpret_cast<const uint2*>(place(tiles[dim / 64], h, dim % 64));
+    write_dims(task.op, item.t, item.h0 + h, dim, turn,
+               {__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000U), __uint_as_float(v.y << 16),
+                __uint_as_float(v.y & 0xffff0000U)});
   }
 }
 
@@ -291,7 +348,7 @@ __device__ void multiply(const Task& task, Room& room) {
     const Item item(task, i);
     if (item.first_part() >= item.end_part()) continue;
     load_queries(task, room, item);
-    Heads heads = {{-0x1p30F, -0x1p30F}, {0, 0}, {0, 0}};
+    Heads heads = {{-0x1p20F, -0x1p20F}, {0, 0}, {0, 0}};
     float o[kHalf][32];
 #pragma unroll
     for (int j = 0; j < kHalf; ++j) {
@@ -304,7 +361,7 @@ __device__ void multiply(const Task& task, Room& room) {
       float c[32];
       std::uint32_t p[4][4];
       if (kFirst) {
-        wait_at(kFull + buffer, 2 * kGroupThreads);
+        wait_at(kFull + buffer, 3 * kGroupThreads);
         multiply_queries(room, rows, c);
         weigh(c, item.end - part * kPartRows, task.scale, heads);
 #pragma unroll
@@ -349,8 +406,17 @@ __device__ void multiply(const Task& task, Room& room) {
     if (kFirst) finish_weights(task, room, item, head, heads);
     wait_at(kBoth, 2 * kGroupThreads);
     const float inverse[2] = {room.inverses[head], room.inverses[head + 8]};
+    constexpr int kTile0 = kFirst ? 0 : kHalf;
+    if (item.alone()) {  // the queries are not needed any more
 #pragma unroll
-    for (int j = 0; j < kHalf; ++j) write_tile(task, item, 64 * ((kFirst ? 0 : kHalf) + j), o[j], inverse);
+      for (int j = 0; j < kHalf; ++j) round_tile(room.q[kTile0 + j], head, o[j], inverse);
+      wait_at(kFirst ? kRounded : kRounded + 1, kGroupThreads);
+      write_rounded<64 * kHalf>(task, item, room.q, 64 * kTile0);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kHalf; ++j) write_partial(task, item, head, 64 * (kTile0 + j), o[j]);
+    }
+    wait_at(kBoth, 2 * kGroupThreads);
   }
 }
 
@@ -363,13 +429,15 @@ __global__ void __launch_bounds__(kThreads, 1) attend_whole_tokens(Task task) {
   const std::uint32_t skip = (1024 - shared_address(shared16) % 1024) % 1024;
   Room& room = *reinterpret_cast<Room*>(reinterpret_cast<std::byte*>(shared16) + skip);
   const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
-  if (group == 2) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 88;");
+  if (group >= 2) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 64;");
     read_rows(task, room);
-  } else {
+  } else if (group == 0) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 208;");
-    if (group == 0) multiply<true>(task, room);
-    else multiply<false>(task, room);
+    multiply<true>(task, room);
+  } else {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 176;");
+    multiply<false>(task, room);
   }
 #endif
 }

@@ -63,29 +63,35 @@ struct Queries {
 __device__ void store_queries(const IndexSelect& op, std::int64_t t, int heads, const Queries& queries,
                               std::uint32_t* weights) {
   constexpr int kOctets = kIndexDim / 8;
-  for (int i = threadIdx.x; i < heads * kOctets; i += kThreads) {
-    const int h = i / kOctets;
-    const int octet = i % kOctets;
-    float4 a = {0, 0, 0, 0};
-    float4 b = {0, 0, 0, 0};
-    if (h < op.heads) {
-      const auto* from = reinterpret_cast<const float4*>(op.q.data + t * op.q.ld +
-                                                         static_cast<std::int64_t>(h) * kIndexDim + 8 * octet);
-      a = from[0];
-      b = from[1];
+  constexpr int kAtOnce = 8;
+  static_assert(kGroup * kOctets == kThreads * kAtOnce);
+  for (int h0 = 0; h0 < heads; h0 += kGroup) {
+    const int octet = threadIdx.x % kOctets;
+    float4 a[kAtOnce];
+    float4 b[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int h = min(h0 + static_cast<int>(threadIdx.x) / kOctets + i * (kThreads / kOctets), op.heads - 1);
+      const auto* from =
+          reinterpret_cast<const float4*>(op.q.data + t * op.q.ld + static_cast<std::int64_t>(h) * kIndexDim + 8 * octet);
+      a[i] = from[0];
+      b[i] = from[1];
     }
-    const int lane = octet / 4;
-    const int step = octet % 4 * 2;
-    *queries.at(h, step, lane, 0) = pack_exact(a.x, b.x);
-    *queries.at(h, step, lane, 1) = pack_exact(a.y, b.y);
-    *queries.at(h, step + 1, lane, 0) = pack_exact(a.z, b.z);
-    *queries.at(h, step + 1, lane, 1) = pack_exact(a.w, b.w);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int h = h0 + static_cast<int>(threadIdx.x) / kOctets + i * (kThreads / kOctets);
+      const int lane = octet / 4;
+      const int step = octet % 4 * 2;
+      *queries.at(h, step, lane, 0) = pack_exact(a[i].x, b[i].x);
+      *queries.at(h, step, lane, 1) = pack_exact(a[i].y, b[i].y);
+      *queries.at(h, step + 1, lane, 0) = pack_exact(a[i].z, b[i].z);
+      *queries.at(h, step + 1, lane, 1) = pack_exact(a[i].w, b[i].w);
+    }
   }
-  for (int i = threadIdx.x; i < heads / 2; i += kThreads) {
+  for (int i = threadIdx.x; i < heads / 2; i += kThreads) {  // those of heads that there are not are zero
     float w[2] = {0, 0};
     for (int j = 0; j < 2; ++j) {
-      if (2 * i + j < op.heads)
-        w[j] = round_bf16(op.weights.data[t * op.weights.ld + 2 * i + j] * op.scale) * kKeyRange;
+      if (2 * i + j < op.heads) w[j] = round_bf16(op.weights.data[t * op.weights.ld + 2 * i + j] * op.scale) * kKeyRange;
     }
     weights[i] = pack_exact(w[0], w[1]);
   }

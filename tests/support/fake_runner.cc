@@ -186,8 +186,11 @@ std::vector<engine::Sampled> expected_scores(const RunTokens& run, const engine:
   std::vector<engine::Sampled> out;
   const std::span<const std::int32_t> prompt = request.prompt;
   const std::int32_t n_top = request.sampling.logprobs ? request.sampling.top_logprobs : 0;
-  for (std::size_t i = 0; i + 1 < prompt.size(); ++i)
-    out.push_back(*engine::score(run(prompt.subspan(i, 1)), prompt[i + 1], n_top));
+  for (std::size_t i = 0; i + 1 < prompt.size(); ++i) {
+    auto scored = engine::score(run(prompt.subspan(i, 1)), prompt[i + 1], n_top);
+    if (!scored) break;  // the request fails here
+    out.push_back(*std::move(scored));
+  }
   return out;
 }
 

@@ -44,6 +44,7 @@ class TapBackend : public ops::Backend {
   void copy_out(void* to, const std::byte* from, std::size_t bytes) override { to_.copy_out(to, from, bytes); }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) override { to_.copy(to, from, bytes); }
   Result<const std::byte*> adopt(std::span<const std::byte> weights) override { return to_.adopt(weights); }
+  void prepare(const ops::Weight& w) override { to_.prepare(w); }
   Result<> finish() override { return to_.finish(); }
   void replay(std::uint64_t key, const std::function<void()>& step) override {
     if (tapping_) step();

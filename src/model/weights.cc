@@ -36,6 +36,7 @@ class Binder {
         w.scale_dtype = s->dtype;
         w.scales = adopt(s->bytes);
       }
+      quantised_.push_back(w);
     }
     return w;
   }
@@ -90,6 +91,11 @@ class Binder {
 
   const std::optional<Error>& error() const { return error_; }
 
+  // What a backend does to matrices waits until all are on their way: it could not while one is.
+  void prepare_matrices() {
+    for (const ops::Weight& w : quantised_) backend_.prepare(w);
+  }
+
  private:
   const Tensor* find(const std::string& name) {
     const Tensor* t = checkpoint_.find(name);
@@ -118,6 +124,7 @@ class Binder {
   std::uint64_t done_ = 0;
   std::uint64_t all_ = 0;
   std::optional<Error> error_;
+  std::vector<ops::Weight> quantised_;
 };
 
 AttentionWeights bind_attention(Binder& b, const std::string& p, std::int32_t ratio) {
@@ -211,6 +218,7 @@ Result<Weights> load_weights(const Checkpoint& checkpoint, ops::Backend& backend
     for (std::int32_t i = 0; i < c.draft.stages; ++i) w.mtp.push_back(bind_mtp(b, fmt::format("mtp.{}", i), c));
   }
   if (c.draft.kind == checkpoint::DraftKind::kDspark) w.dspark = bind_dspark(b, c);
+  if (!b.error()) b.prepare_matrices();
   // Also after an error: a device may still be reading what is about to go.
   const Result<> loaded = backend.finish();
   if (b.error()) return tl::unexpected<Error>(*b.error());

@@ -60,6 +60,10 @@ class Backend {
   // finish(). Error: kExhausted.
   virtual Result<const std::byte*> adopt(std::span<const std::byte> weights) = 0;
 
+  // Once for every matrix of adopted weights, before its first use: a device may reorder its bytes in place. Host backends
+  // read the checkpoint as it is.
+  virtual void prepare(const Weight& w) { static_cast<void>(w); }
+
   // Waits for everything asked so far. Error: kInternal where the device failed (kExhausted where its scratch memory
   // ran out), naming the operation; what was written since the last finish() is void then, and the backend of no
   // further use.

@@ -54,6 +54,7 @@ class TwinWeight {
       scales_ = Twin<std::uint8_t>(std::move(scales));
     }
     data_ = Twin<std::uint8_t>(std::move(bytes));
+    Device::get().backend->prepare(on_device());
   }
 
   ops::Weight on_host() const { return with(data_.host().data(), scales_.host().data()); }

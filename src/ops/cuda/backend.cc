@@ -12,6 +12,7 @@
 #include "base/thread_pool.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/graphs.h"
+#include "ops/cuda/matmul.h"
 #include "ops/cuda/memory.h"
 #include "ops/cuda/ops.h"
 #include "ops/cuda/pinned.h"
@@ -92,6 +93,12 @@ class CudaBackend final : public Backend {
       upload_.add(memory, weights.data(), weights.size());
     }
     return memory;
+  }
+
+  void prepare(const Weight& w) override {
+    use_device();
+    settle();
+    prepare_fp4(context_, w);
   }
 
   std::uint64_t launches() const override { return context_.launches; }

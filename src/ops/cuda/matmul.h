@@ -32,6 +32,10 @@ constexpr int segments_of(std::int64_t cols) {
   return blocks >= 32 ? 8 : blocks >= 16 ? 4 : blocks >= 8 ? 2 : 1;
 }
 
+// Puts the codes of an FP4 matrix into the order that the kernels read, in place (matmul_common.cuh). Other matrices, and
+// FP4 that only the kernel for odd formats takes, stay as they are.
+void prepare_fp4(Context& c, const Weight& w);
+
 // How a lane's share of 128 inputs lies in W: two runs of 16, one in each half of the block, or 32 in a row. It follows
 // from what a lane reads of W at once. And how x lies: for lanes that read runs of 16, within 8 values 0 4 1 5 2 6 3 7,
 // or for a kernel that has rows of x in shared memory (kShared): the same groups of 16 values, each in the order of

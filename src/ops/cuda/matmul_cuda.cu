@@ -47,9 +47,20 @@ __global__ void make(PlanesOf op, Planes to) {
 
 int planes_of(Values values) { return values == Values::kF32 ? 3 : 1; }
 
+// Rows in whole pieces of 16 bytes, of FP4 each of them: some rows of a matrix are of its format.
 bool is_aligned(const Weight& w) {
   const auto address = reinterpret_cast<std::uintptr_t>(w.data);
-  return w.cols % 16 == 0 && address % 16 == 0;
+  return w.cols % (w.dtype == DType::kFp4x2 ? 32 : 16) == 0 && address % 16 == 0;
+}
+
+__global__ void reorder_fp4(uint4* data, std::int64_t n) {
+  await_previous();
+  for (std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kMatmulThreads + threadIdx.x; i < n;
+       i += static_cast<std::int64_t>(gridDim.x) * kMatmulThreads) {
+    using Codes = Loader<Format::kFp4>;
+    const uint4 v = data[i];
+    data[i] = {Codes::reordered(v.x), Codes::reordered(v.y), Codes::reordered(v.z), Codes::reordered(v.w)};
+  }
 }
 
 }  // namespace
@@ -80,6 +91,14 @@ bool takes_wgmma(const Context& c, const Weight& w, Values values, std::int64_t 
 }
 
 }  // namespace
+
+void prepare_fp4(Context& c, const Weight& w) {
+  if (w.data == nullptr || format_of(w) != Format::kFp4) return;
+  const std::int64_t n = w.rows * w.row_bytes() / static_cast<std::int64_t>(sizeof(uint4));
+  const std::int64_t blocks = std::min<std::int64_t>(ceil_div(n, kMatmulThreads), 8 * c.multiprocessors);
+  auto* data = reinterpret_cast<uint4*>(const_cast<std::byte*>(w.data));
+  launch(c, "prepare_fp4", reorder_fp4, dim3(static_cast<unsigned>(blocks)), kMatmulThreads, 0, data, n);
+}
 
 std::size_t planes_bytes(std::int64_t rows, std::int64_t cols, Values values) {
   return sizeof(std::uint16_t) * static_cast<std::size_t>(rows * Planes::padded(cols) * planes_of(values));

@@ -295,8 +295,8 @@ void run(Context& c, const SparseAttention& op) {
   FATHOM_CHECK(dim % 4 == 0 && dim <= kMostDim && op.cos.cols * 2 <= dim, "heads of up to 512 dims");
   if (on_tensor_units(op)) {
     // Where a block a token, or a span of its rows, keeps the device busy, nothing has to be added up afterwards.
-    constexpr int kManyTokens = 48;
-    constexpr std::int64_t kManyParts = 320;
+    constexpr int kManyTokens = 32;
+    constexpr std::int64_t kManyParts = 240;
     const bool many = op.batch.tokens >= kManyTokens ||
                       std::int64_t{op.batch.tokens} * ceil_div(most_rows(op), kPartRows) >= kManyParts;
     return many && can_attend_whole() ? attend_whole(c, op) : attend_spread(c, op);

@@ -172,9 +172,16 @@ TEST_F(Cli, BenchMeasuresAndPlots) {
 
 TEST_F(Cli, BenchServesMadeUpClients) {
   const std::string plot = (dir_ / "load.svg").string();
-  const Outcome o =
-      fathom({"bench", kRoot + "/tests/data/models/micro-random", "--serve", "--rates", "100,200", "--requests", "6",
-              "--seconds", "0", "--concurrent", "1,3", "--history", "200", "--slots", "3", "--cache", "0.05", "--json", "--svg", plot});
+  const Outcome o = fathom({"bench",   kRoot + "/tests/data/models/micro-random",
+                            "--serve", "--rates",
+                            "100,200", "--requests",
+                            "6",       "--seconds",
+                            "0",       "--concurrent",
+                            "1,3",     "--history",
+                            "200",     "--slots",
+                            "3",       "--cache",
+                            "0.05",    "--json",
+                            "--svg",   plot});
   ASSERT_EQ(o.code, 0) << o.err;
   const auto j = nlohmann::json::parse(o.out);
   ASSERT_EQ(j["load"].size(), 2U);

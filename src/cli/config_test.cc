@@ -37,7 +37,8 @@ TEST_F(Config, GivesFlagsTheirValues) {
 }
 
 TEST_F(Config, ACacheLargerThanTheMachineIsRefused) {
-  const Outcome o = fathom({"serve", std::string(FATHOM_SOURCE_DIR) + "/models/fathom-tiny", "--port", "0", "--cache", "4096"});
+  const Outcome o =
+      fathom({"serve", std::string(FATHOM_SOURCE_DIR) + "/models/fathom-tiny", "--port", "0", "--cache", "4096"});
   EXPECT_EQ(o.code, 1);
   EXPECT_THAT(o.err, HasSubstr("--cache is 4096 GiB, the machine has "));
 }

@@ -39,8 +39,8 @@ bool read_until(int fd, std::string& all, const std::string& text) {
 class Serve : public testing::Test {
  protected:
   void start(std::vector<std::string> flags = {}, const std::string& program = FATHOM_PROGRAM) {
-    std::vector<std::string> args = {program, "serve", std::string(FATHOM_SOURCE_DIR) + "/models/fathom-tiny",
-                                     "--port", "0"};
+    std::vector<std::string> args = {program, "serve", std::string(FATHOM_SOURCE_DIR) + "/models/fathom-tiny", "--port",
+                                     "0"};
     args.insert(args.end(), flags.begin(), flags.end());
     std::vector<char*> argv;
     for (std::string& a : args) argv.push_back(a.data());

@@ -64,7 +64,7 @@ struct CoreStats {
   std::uint64_t finished = 0;  // requests, by how
   std::uint64_t failed = 0;
   std::uint64_t cancelled = 0;
-  std::uint64_t expired = 0;  // failed for time
+  std::uint64_t expired = 0;   // failed for time
   double ends_per_second = 0;  // of requests, however they end; 0: not known
   double acceptance = 0;
   SpeculationStats speculation;

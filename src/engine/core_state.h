@@ -24,7 +24,7 @@ struct Core::Answer {
   const char* waits_for = "its turn";  // why it does not
   bool started = false;                // ever
   bool done = false;
-  std::int32_t scored = 0;             // of the prompt's tokens, the first one not counted, the sink has been told
+  std::int32_t scored = 0;  // of the prompt's tokens, the first one not counted, the sink has been told
 
   std::unique_ptr<cache::Lane> lane;  // while running
   std::int32_t drafted = 0;  // positions the draft block has seen with the token after each: length or one less
@@ -58,9 +58,7 @@ struct Core::Asked {
   std::vector<std::unique_ptr<Answer>> answers;
 
   // Logits are wanted for each token of the prompt still: its first choice runs them, the others wait.
-  bool scoring() const {
-    return request.score_prompt && answers[0]->scored + 1 < answers[0]->prompt;
-  }
+  bool scoring() const { return request.score_prompt && answers[0]->scored + 1 < answers[0]->prompt; }
 };
 
 struct Core::Part {

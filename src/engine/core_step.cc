@@ -87,9 +87,7 @@ bool Core::run_chunks() {
     const auto n = static_cast<std::size_t>(p.tokens + p.drafts);
     cache::Lane& lane = *p.answer->lane;
     const std::int32_t n_rows = p.rows();
-    const model::Rows rows = n_rows == 0   ? model::Rows::kNone
-                             : n_rows == 1 ? model::Rows::kLast
-                                           : model::Rows::kAll;
+    const model::Rows rows = n_rows == 0 ? model::Rows::kNone : n_rows == 1 ? model::Rows::kLast : model::Rows::kAll;
     chunks_.push_back({.ids = std::span(ids_).subspan(p.first_id, n),
                        .start = p.start,
                        .slot = lane.slot(),
@@ -130,8 +128,8 @@ void Core::add_rules(const Answer& a, std::int32_t rows) {
   }
 }
 
-// Chooses the tokens that a part's rows of logits give: one, and one more for each guess that was right. Scores those of
-// its prompt, where that is asked for.
+// Chooses the tokens that a part's rows of logits give: one, and one more for each guess that was right. Scores those
+// of its prompt, where that is asked for.
 void Core::take_rows(Part& part, const LogitRows& rows, std::int64_t row) {
   Answer& a = *part.answer;
   part.kept = part.tokens;
@@ -175,7 +173,8 @@ void Core::take_rows(Part& part, const LogitRows& rows, std::int64_t row) {
   a.asked->outcome.accepted_tokens += accepted;
 }
 
-// Tells what the model says of the tokens after each of the part's. False where it cannot be told: the request has ended.
+// Tells what the model says of the tokens after each of the part's. False where it cannot be told: the request has
+// ended.
 bool Core::score(const Part& part, const LogitRows& rows, std::int64_t row) {
   Answer& a = *part.answer;
   scores_.clear();

@@ -113,12 +113,12 @@ struct Request {
   // The sink is told the log-probabilities of the prompt's tokens, with sampling.top_logprobs likeliest ones beside
   // each. All of the prompt is run then, whatever is remembered.
   bool score_prompt = false;
-  std::int32_t n = 1;                  // choices, from one prompt; choice i has seed_of_choice(seed, i)
-  std::int32_t priority = 0;           // lower goes first
-  std::string client;                  // whom to be fair to; any string
-  std::string salt;                    // nothing is reused between requests of different salts
-  std::int64_t deadline_ms = 0;        // ended with an error when it took longer; 0: never
-  bool speculate = true;               // may tokens be guessed and verified; changes no answer
+  std::int32_t n = 1;            // choices, from one prompt; choice i has seed_of_choice(seed, i)
+  std::int32_t priority = 0;     // lower goes first
+  std::string client;            // whom to be fair to; any string
+  std::string salt;              // nothing is reused between requests of different salts
+  std::int64_t deadline_ms = 0;  // ended with an error when it took longer; 0: never
+  bool speculate = true;         // may tokens be guessed and verified; changes no answer
   // Positions in the prompt, ascending, that other prompts are likely to share: ends of the system prompt, of tools, of
   // messages. The state is remembered there.
   std::vector<std::int32_t> shared_ends;

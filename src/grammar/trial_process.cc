@@ -100,10 +100,9 @@ void limit(int resource, rlim_t value) {
     while (child > 0 && ::waitpid(child, &status, 0) < 0 && errno == EINTR) {
     }
     if (child > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0) continue;
-    const Error error =
-        child > 0 ? Error{Code::kInvalid, fmt::format("takes more than {} s or {} MiB to compile", limits.cpu_seconds,
-                                                      limits.more_bytes >> 20U)}
-                  : Error{Code::kExhausted, "no process to compile it in"};
+    const Error error = child > 0 ? Error{Code::kInvalid, fmt::format("takes more than {} s or {} MiB to compile",
+                                                                      limits.cpu_seconds, limits.more_bytes >> 20U)}
+                                  : Error{Code::kExhausted, "no process to compile it in"};
     if (!write_message(fd, static_cast<char>(error.code) + error.what)) break;
   }
   ::_exit(0);
@@ -113,8 +112,7 @@ tl::unexpected<Error> gone() { return fail(Code::kUnavailable, "grammars cannot 
 
 }  // namespace
 
-Result<std::unique_ptr<TrialProcess>> TrialProcess::start(const text::ChatFormat& format,
-                                                          TrialLimits limits) {
+Result<std::unique_ptr<TrialProcess>> TrialProcess::start(const text::ChatFormat& format, TrialLimits limits) {
   int ends[2] = {};
   if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
     return fail(Code::kUnavailable, "no socket for grammars: {}", std::generic_category().message(errno));

@@ -106,13 +106,11 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache, ops:
   const ops::StoreWindow store{.kv = a_.kv, .batch = batch_, .ring = cache.window};
   const bool stores = pattern == ops::Pattern::kCausal;
   const bool store_first = stores && may_store_first(batch_, cache.window.capacity, c_.window);
-  ops::AttentionInputs inputs{
-      .latent = {.x = a_.qr, .w = w.q_norm, .y = a_.qr, .eps = c_.norm_eps, .carrier = carrier},
-      .window = window_entries(w, cos, sin)};
+  ops::AttentionInputs inputs{.latent = {.x = a_.qr, .w = w.q_norm, .y = a_.qr, .eps = c_.norm_eps, .carrier = carrier},
+                              .window = window_entries(w, cos, sin)};
   if (store_first) inputs.store = store;
   if (compressed) {
-    inputs.entries =
-        compress(w.compressor, cache.compressor, cache.entries, ops::EntryKind::kMain, a_.ckv, a_.cscore);
+    inputs.entries = compress(w.compressor, cache.compressor, cache.entries, ops::EntryKind::kMain, a_.ckv, a_.cscore);
   }
   ops::Queries queries{
       .heads = {.q = a_.q, .heads = c_.heads, .cos = cos, .sin = sin, .eps = c_.norm_eps, .carrier = carrier}};

@@ -34,8 +34,8 @@ struct Batch {
   const std::int32_t* ids = nullptr;         // [tokens], each in [0, vocab)
 };
 
-// Whether this step's rows may go into a ring of `capacity` positions before its older rows have been read, where a token
-// reads `span` positions, itself the last: no segment is so long that it overwrites what its first token reads.
+// Whether this step's rows may go into a ring of `capacity` positions before its older rows have been read, where a
+// token reads `span` positions, itself the last: no segment is so long that it overwrites what its first token reads.
 inline bool may_store_first(const Batch& b, std::int32_t capacity, std::int32_t span) {
   return (b.most > 0 ? b.most : b.tokens) <= capacity + 1 - span;
 }

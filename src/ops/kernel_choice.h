@@ -8,7 +8,18 @@
 namespace fathom::ops {
 
 // The lines of the table that are no portable kernels.
-enum class Leaf : std::uint8_t { kEarlyLaunch, kNone };
+enum class Leaf : std::uint8_t {
+  kEarlyLaunch,
+  kExpertsBf16Wgmma,
+  kExpertsFp4Wgmma,
+  kExpertsFp8Wgmma,
+  kHyperConnectionCluster,
+  kLinearBf16Wgmma,
+  kLinearFp4Wgmma,
+  kLinearFp8Wgmma,
+  kSparseAttentionWgmma,
+  kNone
+};
 
 class LeafSet {
  public:

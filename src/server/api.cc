@@ -40,7 +40,8 @@ Api::Api(const text::ChatFormat& format, Generator& generator, ApiOptions option
       options_(std::move(options)),
       created_(std::time(nullptr)),
       memory_(options_.turn_memory_bytes),
-      compiler_(format_, options_.vocab, {.trial = options_.grammar_trial, .cache_bytes = options_.grammar_cache_bytes}) {}
+      compiler_(format_, options_.vocab,
+                {.trial = options_.grammar_trial, .cache_bytes = options_.grammar_cache_bytes}) {}
 
 const std::vector<Api::Route>& Api::routes() {
   static const std::vector<Route> all = {

@@ -36,10 +36,10 @@ struct ApiOptions {
   std::size_t turn_memory_bytes = std::size_t{64} << 20U;
   std::size_t grammar_cache_bytes = std::size_t{128} << 20U;
   std::shared_ptr<grammar::TrialProcess> grammar_trial = {};  // see CompilerOptions
-  std::vector<std::string> keys;  // empty: open to everyone
-  bool check_host = true;         // requests must name a loopback host; see http-api.md 2.5
-  std::string cors_origin;        // "*" or one origin; empty: none
-  std::int64_t deadline_ms = 0;   // for a request; 0: none
+  std::vector<std::string> keys;                              // empty: open to everyone
+  bool check_host = true;                                     // requests must name a loopback host; see http-api.md 2.5
+  std::string cors_origin;                                    // "*" or one origin; empty: none
+  std::int64_t deadline_ms = 0;                               // for a request; 0: none
   std::function<void(std::string_view)> log = [](std::string_view) {};  // one line a request; from any thread
 };
 

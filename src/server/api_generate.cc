@@ -335,9 +335,10 @@ void Api::completions(Call& call) {
     request.score_prompt = scores;
     scored += request.prompt.size() * (1 + static_cast<std::size_t>(params->sampling.top_logprobs));
     if (scores && scored > kMaxScores) {
-      return refuse(call, invalid("prompt", fmt::format("{} log-probabilities of tokens at most (tokens, times logprobs "
-                                                        "and 1), so fewer tokens or fewer logprobs",
-                                                        kMaxScores)));
+      return refuse(call,
+                    invalid("prompt", fmt::format("{} log-probabilities of tokens at most (tokens, times logprobs "
+                                                  "and 1), so fewer tokens or fewer logprobs",
+                                                  kMaxScores)));
     }
     requests.push_back(std::move(request));
   }

@@ -320,8 +320,9 @@ TEST_F(ServerTest, CompletionsScorePrompts) {
   const Json whole = j["choices"][0];
   EXPECT_EQ(whole["logprobs"]["token_logprobs"].back(), -0.5);
   EXPECT_EQ(whole["logprobs"]["text_offset"].size(), generator.prompts.back().size() + 2);
-  const auto events = events_of(post(
-      "/v1/completions", R"({"prompt": "Once", "echo": true, "logprobs": 0, "max_tokens": 2, "stream": true})").body);
+  const auto events = events_of(
+      post("/v1/completions", R"({"prompt": "Once", "echo": true, "logprobs": 0, "max_tokens": 2, "stream": true})")
+          .body);
   std::string text;
   std::map<std::string, Json> lists;
   for (std::size_t i = 0; i + 1 < events.size(); ++i) {

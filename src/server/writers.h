@@ -42,7 +42,7 @@ std::unique_ptr<Writer> make_responses_writer(ResponsesOptions options);
 // Completions: what goes before each choice, per prompt; empty without echo.
 struct Echo {
   std::string text;
-  std::int32_t first = -1;      // the prompt's first token, which has no log-probability
+  std::int32_t first = -1;       // the prompt's first token, which has no log-probability
   bool first_unwritten = false;  // it was put in front and does not stand in the text
 };
 std::unique_ptr<Writer> make_completions_writer(WriterOptions options, std::vector<Echo> echo, std::size_t n);

@@ -230,6 +230,5 @@ void merge(Context& c, const SparseAttention& op, const Partials& partials, std:
 // number of tokens.
 void attend_spread(Context& c, const SparseAttention& op);
 void attend_whole(Context& c, const SparseAttention& op);
-bool can_attend_whole();
 
 }  // namespace fathom::ops::cuda

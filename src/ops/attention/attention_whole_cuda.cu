@@ -444,11 +444,6 @@ __global__ void __launch_bounds__(kThreads, 1) attend_whole_tokens(Task task) {
 
 }  // namespace
 
-bool can_attend_whole() {
-  cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, attend_whole_tokens) == cudaSuccess && attributes.binaryVersion == 90;
-}
-
 void attend_whole(Context& c, const SparseAttention& op) {
   const DeviceRing ring(op.ring);
   const std::int64_t tokens = op.batch.tokens;

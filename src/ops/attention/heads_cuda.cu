@@ -65,8 +65,8 @@ __device__ void index_head(const IndexQuery& op, Head h, int dim) {
   if (i < dim) store4(q + i, x);
 }
 
-__global__ void __launch_bounds__(kThreads) queries(QueryHeads main, int dim, int main_blocks, IndexQuery index,
-                                                    int index_dim) {
+__global__ void __launch_bounds__(kThreads)
+    queries(QueryHeads main, int dim, int main_blocks, IndexQuery index, int index_dim) {
   await_previous();
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const auto block = static_cast<std::int64_t>(blockIdx.x);

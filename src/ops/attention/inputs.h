@@ -19,8 +19,8 @@ struct AttentionInputs {
   RmsNorm latent;
   WindowEntries window;
   std::optional<StoreWindow> store = {};  // of the window's rows, where attention may still follow: may_store_first()
-  std::optional<Compress> entries = {};  // the main compressor's, where the layer compresses
-  std::optional<Compress> keys = {};     // the indexer's, where the layer selects
+  std::optional<Compress> entries = {};   // the main compressor's, where the layer compresses
+  std::optional<Compress> keys = {};      // the indexer's, where the layer selects
 };
 
 // What follows the projections of the latent query (model.md 4.1, 6.1).

@@ -19,8 +19,8 @@ static_assert(kWarps == 8);
 enum Role : std::uint8_t { kEntries, kKeys, kWindow, kLatent, kKeepEntries, kKeepKeys, kRoles };
 
 struct Work {
-  int end[kRoles] = {};     // blocks before this one have this or an earlier role
-  int tokens_a_block = 1;            // of kEntries, kKeys
+  int end[kRoles] = {};    // blocks before this one have this or an earlier role
+  int tokens_a_block = 1;  // of kEntries, kKeys
   RmsNorm latent;
   WindowEntries window;
   bool stores = false;
@@ -175,15 +175,16 @@ void run_inputs(Context& c, const char* name, const RmsNorm* latent, const Windo
 
 }  // namespace
 
-void run(Context& c, const WindowEntries& op) { run_inputs(c, "window_entries", nullptr, &op, nullptr, nullptr, nullptr); }
+void run(Context& c, const WindowEntries& op) {
+  run_inputs(c, "window_entries", nullptr, &op, nullptr, nullptr, nullptr);
+}
 
 void run(Context& c, const Compress& op) { run_inputs(c, "compress", nullptr, nullptr, nullptr, &op, nullptr); }
 
 void run(Context& c, const AttentionInputs& op) {
   FATHOM_CHECK(op.latent.x.cols % 4 == 0 && op.latent.x.ld % 4 == 0 && op.latent.y.ld % 4 == 0, "aligned rows");
   run_inputs(c, "attention_inputs", &op.latent, &op.window, op.store ? &*op.store : nullptr,
-             op.entries ? &*op.entries : nullptr,
-             op.keys ? &*op.keys : nullptr);
+             op.entries ? &*op.entries : nullptr, op.keys ? &*op.keys : nullptr);
 }
 
 }  // namespace fathom::ops::cuda

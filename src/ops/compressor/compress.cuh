@@ -53,8 +53,8 @@ __device__ void add_rows(float& top, float& weights, float& sum, const float (&s
   top = higher;
 }
 
-// The rows of an entry: positions [from, first + ratio), from the ring where they were before this step. Columns are the
-// first of `dim` for positions before `first`, where windows overlap.
+// The rows of an entry: positions [from, first + ratio), from the ring where they were before this step. Columns are
+// the first of `dim` for positions before `first`, where windows overlap.
 struct Window {
   int from;
   int first;

@@ -21,8 +21,8 @@ enum class EntryKind : std::uint8_t {
 };
 
 struct Compress {
-  Mat<float> kv;           // [T, coff*Dc] key/value projections
-  Mat<float> score;        // [T, coff*Dc] score projections; void afterwards (the position bias may be added in place)
+  Mat<float> kv;     // [T, coff*Dc] key/value projections
+  Mat<float> score;  // [T, coff*Dc] score projections; void afterwards (the position bias may be added in place)
   const float* ape = nullptr;          // [ratio, coff*Dc]
   const float* norm_weight = nullptr;  // [Dc]
   const float* frequencies = nullptr;  // [R/2], the compressed layers' table

@@ -40,7 +40,8 @@ class Arrivals {
   __device__ void await(std::uint32_t turn) {
     asm volatile(
         "{\n .reg .pred done;\n again:\n"
-        " mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @!done bra again;\n}" ::"r"(shared_address(&state_)),
+        " mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n @!done bra again;\n}" ::"r"(
+            shared_address(&state_)),
         "r"(turn & 1)
         : "memory");
   }
@@ -51,12 +52,11 @@ class Arrivals {
                  : "memory");
   }
   __device__ void send(float4* own, float4 value, int rank) {
-    asm volatile(
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-            at_rank(own, rank)),
-        "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
-        "r"(__float_as_uint(value.w)), "r"(at_rank(&state_, rank))
-        : "memory");
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     at_rank(own, rank)),
+                 "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)), "r"(__float_as_uint(value.z)),
+                 "r"(__float_as_uint(value.w)), "r"(at_rank(&state_, rank))
+                 : "memory");
   }
 
  private:
@@ -64,11 +64,10 @@ class Arrivals {
 };
 #endif
 
-// How many clusters of `blocks` blocks, more than 8 if need be, of a kernel run at the same time; 0: this device or this
-// build has none.
+// How many clusters of `blocks` blocks, more than 8 if need be, of a kernel run at the same time; 0: this device or
+// this build has none.
 template <class... Parameters>
-int clusters_that_fit(Context& c, void (*kernel)(Parameters...), int blocks, int threads,
-                      std::size_t shared) {
+int clusters_that_fit(Context& c, void (*kernel)(Parameters...), int blocks, int threads, std::size_t shared) {
   cudaFuncAttributes code{};
   if (c.capability < 90 || cudaFuncGetAttributes(&code, kernel) != cudaSuccess || code.ptxVersion < 90) return 0;
   cudaLaunchAttribute size{};

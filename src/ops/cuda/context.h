@@ -80,13 +80,12 @@ struct Context {
   Scratch* scratch = nullptr;     // that stream's
   Fault fault;
   int multiprocessors = 1;
-  int capability = 80;           // 10 * major + minor
-  int hc_clusters = -1;          // of the hyper-connections' kernel, that run at once; -1: not asked yet
-  KernelChoice kernels;          // the leaves to use in place of portable kernels
-  bool early_launch = false;     // kernels may begin before the one before them has ended (launch.cuh)
-  bool follows_kernel = false;   // what the stream was given last is a kernel
-  bool wgmma = true;             // use the matrix product for Hopper where there is one (for bisecting)
-  bool blame = false;            // wait for every kernel, so that a fault is put down to the one that caused it
+  int capability = 80;          // 10 * major + minor
+  int hc_clusters = -1;         // of the hyper-connections' kernel, that run at once; -1: not asked yet
+  KernelChoice kernels;         // the leaves to use in place of portable kernels
+  bool early_launch = false;    // kernels may begin before the one before them has ended (launch.cuh)
+  bool follows_kernel = false;  // what the stream was given last is a kernel
+  bool blame = false;           // wait for every kernel, so that a fault is put down to the one that caused it
   std::uint64_t launches = 0;
   const char* last = "nothing";  // the kernel launched last
 

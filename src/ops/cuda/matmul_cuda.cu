@@ -83,11 +83,21 @@ int tokens_of(std::int64_t rows, Format f) {
   return rows <= kSomeRows ? 32 : kTileTokens;
 }
 
+Leaf wgmma_of(Format f, bool experts) {
+  switch (f) {
+    case Format::kBf16: return experts ? Leaf::kExpertsBf16Wgmma : Leaf::kLinearBf16Wgmma;
+    case Format::kFp8: return experts ? Leaf::kExpertsFp8Wgmma : Leaf::kLinearFp8Wgmma;
+    case Format::kFp4: return experts ? Leaf::kExpertsFp4Wgmma : Leaf::kLinearFp4Wgmma;
+    case Format::kWide: return Leaf::kNone;
+  }
+  return Leaf::kNone;
+}
+
 // Whether the kernel for Hopper takes it. Its tiles of 128 tokens are many rows of W high: of one matrix and few tokens
 // there would not be enough of them.
 bool takes_wgmma(const Context& c, const Weight& w, Values values, std::int64_t rows_each, std::int64_t matrices) {
-  if (!c.wgmma || c.capability != 90 || values == Values::kF32 || format_of(w) == Format::kWide) return false;
-  return rows_each > (matrices > 1 ? kSomeRowsEach : kSomeRows);
+  const Leaf leaf = wgmma_of(format_of(w), matrices > 1);
+  return leaf != Leaf::kNone && values != Values::kF32 && c.kernels.takes(leaf, rows_each);
 }
 
 }  // namespace

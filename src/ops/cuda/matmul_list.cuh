@@ -1,8 +1,8 @@
 // list: several matrix products for few tokens in one launch, in the order of stream and tile.
 //
-// A unit is 8 warps on some rows of one matrix with all their inputs: a warp sums one segment of 16 rows, the block adds
-// the segments. A block has a contiguous range of units, cut by the bytes they read, and a warp's weights are on their
-// way across the borders of units. Inputs are made into planes in shared memory by the block itself.
+// A unit is 8 warps on some rows of one matrix with all their inputs: a warp sums one segment of 16 rows, the block
+// adds the segments. A block has a contiguous range of units, cut by the bytes they read, and a warp's weights are on
+// their way across the borders of units. Inputs are made into planes in shared memory by the block itself.
 #pragma once
 
 #include "ops/cuda/planes.cuh"
@@ -18,8 +18,8 @@ struct ListJob {
   Mat<const float> x;  // f32 rows that a block makes into planes, or no data: they are planes (Job::x)
   Values values;
   Order order;
-  bool second;    // which of the two formats of the launch the weights have
-  bool by_token;  // as in Product
+  bool second;     // which of the two formats of the launch the weights have
+  bool by_token;   // as in Product
   int inputs = 0;  // jobs with the same number have the same inputs
   int tiles = 0;   // units of one group of one item
   int cost = 0;    // of a unit, in KiB of weights
@@ -51,8 +51,8 @@ struct Walk {
     const int items = l.job.table == nullptr ? 1 : l.job.items != nullptr ? *l.job.n_items : plan.n_items;
     return l.tiles * l.job.groups * items;
   }
-  // The block's first unit of job j, and the first that is not its own. A unit is the block's in whose share of all bytes
-  // it begins.
+  // The block's first unit of job j, and the first that is not its own. A unit is the block's in whose share of all
+  // bytes it begins.
   __device__ void share(int j, int& first, int& last) const {
     std::uint32_t base = 0;
     std::uint32_t total = 0;
@@ -146,7 +146,8 @@ __device__ inline void stage_inputs(const ListJob& l, const Item& item, int grou
     const auto from = [&](int n) {
       return l.x.data + static_cast<std::int64_t>(row_of(n)) * l.x.ld + static_cast<std::int64_t>(group) * job.cols;
     };
-    stage_rows(item.count, job.cols, l.values, from, [&](int) { return l.order; }, to, pitch);
+    stage_rows(
+        item.count, job.cols, l.values, from, [&](int) { return l.order; }, to, pitch);
     return;
   }
   for (int n = 0; n < item.count; ++n) {
@@ -158,7 +159,8 @@ __device__ inline void stage_inputs(const ListJob& l, const Item& item, int grou
   }
 }
 
-// A and B: the formats of the matrices, equal where all have the same. pitch: numbers from token to token of the inputs.
+// A and B: the formats of the matrices, equal where all have the same. pitch: numbers from token to token of the
+// inputs.
 template <bool kGate, Format A, Format B>
 __global__ void __launch_bounds__(kMatmulThreads, 2) list_products(const __grid_constant__ JobList list, int pitch) {
   constexpr int kMatrices = kGate ? 2 : 1;
@@ -184,7 +186,7 @@ __global__ void __launch_bounds__(kMatmulThreads, 2) list_products(const __grid_
   Place ahead = now;
   Lines lines[kMatrices];
   bool more = true;
-  bool fresh = true;  // whether `ahead` begins a unit
+  bool fresh = true;      // whether `ahead` begins a unit
   const auto aim = [&] {  // the lines of `ahead`, from the beginning
     const ListJob& l = list.jobs[ahead.job];
     const int row = ahead.tile * unit_rows(l.job) + warp / l.job.segments * 16 + lane / 4;

@@ -85,8 +85,8 @@ __device__ inline std::uint32_t fp4_scale_code4(float4 x) {
 // Values [i, i + 4) where they are among the first n, else nothing.
 __device__ inline float4 within(float4 x, int i, int n) { return i < n ? x : float4{0, 0, 0, 0}; }
 
-// quant::fp8_round_trip of the first n values in blocks of 64; the lane has values [i, i + 4). What it gives for others is
-// void.
+// quant::fp8_round_trip of the first n values in blocks of 64; the lane has values [i, i + 4). What it gives for others
+// is void.
 __device__ inline float4 fp8_round_trip4(float4 x, int i, int n) {
   const float scale = ue8m0(fp8_scale_code(max_over<kFp8Lanes>(within(x, i, n))));
   return {fp8_round(x.x, scale), fp8_round(x.y, scale), fp8_round(x.z, scale), fp8_round(x.w, scale)};

@@ -1,9 +1,9 @@
-// Steps: the pieces in which a warp of few tokens' products has weights under way, in every format. A step is 64 bytes a
-// lane of one matrix, of rows g and g + 8; a round is kRound steps. While a round is added the next one is read into the
-// same registers, step by step.
+// Steps: the pieces in which a warp of few tokens' products has weights under way, in every format. A step is 64 bytes
+// a lane of one matrix, of rows g and g + 8; a round is kRound steps. While a round is added the next one is read into
+// the same registers, step by step.
 //
-// Code is short on purpose: at batch 1 a hundred kernels run between two runs of the same one, and what does not fit the
-// instruction caches is fetched anew each time.
+// Code is short on purpose: at batch 1 a hundred kernels run between two runs of the same one, and what does not fit
+// the instruction caches is fetched anew each time.
 #pragma once
 
 #include "ops/cuda/matmul_common.cuh"
@@ -27,8 +27,8 @@ __device__ inline const uint4* x_at(const std::uint16_t* x, int block, int half)
   return reinterpret_cast<const uint4*>(x + block * kBlock + 64 * half);
 }
 
-// load reads step `step` of a round of `blocks` blocks of one matrix, add adds it; x: the lane's inputs from the round's
-// first block on.
+// load reads step `step` of a round of `blocks` blocks of one matrix, add adds it; x: the lane's inputs from the
+// round's first block on.
 template <Format F>
 struct Steps;
 
@@ -183,9 +183,9 @@ __device__ inline Lines lines_of(const Job& job, const WeightView& w, int group,
     const int at = group * job.group_rows + min(row + 8 * r, job.group_rows - 1);
     lines.data[r] = w.data + at * job.row_bytes + block * Steps<F>::kBytes + kLane * (lane % 4);
     const std::int64_t first = F == Format::kFp8 ? at / quant::kWeightBlock : at;
-    lines.scale[r] = w.scales + (first * job.scale_stride + block * Steps<F>::kScales +
-                                 (F == Format::kFp4 ? lane % 4 : 0)) *
-                                    scale_bytes;
+    lines.scale[r] =
+        w.scales +
+        (first * job.scale_stride + block * Steps<F>::kScales + (F == Format::kFp4 ? lane % 4 : 0)) * scale_bytes;
   }
   return lines;
 }

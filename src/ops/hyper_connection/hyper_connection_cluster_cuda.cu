@@ -16,7 +16,6 @@ constexpr int kBlockSlices = 2;
 constexpr int kMostSlices = kRanks * kBlockSlices;
 constexpr int kTeamThreads = kTeam * kWarp;
 constexpr int kThreads = kBlockSlices * kTeamThreads;
-constexpr int kMostTokens = 16;  // more take the tiles of the other way less time
 
 // What the blocks of a cluster have sent each other of kTokens tokens, one turn of the loop after another.
 template <int kTokens>
@@ -49,7 +48,9 @@ __device__ float mix_of_lane(const float4 (&part)[kMostSlices][kTeam], int k, st
   return __shfl_sync(kAll, rms_scale(sum, static_cast<int>(width), eps), kMixes) * sum;
 }
 
-__device__ void barrier(int which, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(threads) : "memory"); }
+__device__ void barrier(int which, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
+}
 
 // A team has one slice of every stream. Two columns of one stream are a thread's to put back; then every warp sees the
 // whole slice.
@@ -233,7 +234,9 @@ void go(Context& c, const HcPre& op, const HcPost* put, int clusters) {
 }  // namespace
 
 bool run_pre_by_clusters(Context& c, const HcPre& op, const HcPost* post) {
-  if (op.post.cols != kStreams || op.x.cols > kMostSlices * kSlice || op.streams.rows > kMostTokens) return false;
+  // More tokens than the table says take the tiles of the other way less time.
+  if (!c.kernels.takes(Leaf::kHyperConnectionCluster, op.streams.rows)) return false;
+  if (op.post.cols != kStreams || op.x.cols > kMostSlices * kSlice) return false;
   if (c.hc_clusters < 0) {
     c.hc_clusters = clusters_that_fit(c, pre_by_clusters<4, true>, kRanks, kThreads, sizeof(Shared<4>));
   }

@@ -159,8 +159,8 @@ __device__ float over_slices(int slices, const Of& of) {
   return (part[0] + part[1]) + (part[2] + part[3]);
 }
 
-// rho * fn v of the block's token: lane i < n of the first warp gets the i-th. all: room for the sums of all slices. Has
-// a barrier.
+// rho * fn v of the block's token: lane i < n of the first warp gets the i-th. all: room for the sums of all slices.
+// Has a barrier.
 __device__ float mix_of_lane(const float* partial, int slices, int n, std::int64_t width, float eps, float* all) {
   const int count = slices * (n + 1);
   const float* mine = partial + static_cast<std::int64_t>(blockIdx.x) * count;
@@ -173,8 +173,8 @@ __device__ float mix_of_lane(const float* partial, int slices, int n, std::int64
   return __shfl_sync(kAll, rms_scale(sum, static_cast<int>(width), eps), n) * sum;
 }
 
-// Slices of a token's streams by a block of kTokenThreads; each warp has every kTokenWarps-th and holds the first two in
-// registers.
+// Slices of a token's streams by a block of kTokenThreads; each warp has every kTokenWarps-th and holds the first two
+// in registers.
 constexpr int kTokenWarps = kTokenThreads / kWarp;
 constexpr int kHeld = 2;
 template <int C>
@@ -184,7 +184,8 @@ struct Token {
 
   // Columns of a lane in its warp's k-th slice.
   static __device__ int column(int k) {
-    return (static_cast<int>(threadIdx.x) / kWarp + k * kTokenWarps) * kSlice + static_cast<int>(threadIdx.x) % kWarp * 4;
+    return (static_cast<int>(threadIdx.x) / kWarp + k * kTokenWarps) * kSlice +
+           static_cast<int>(threadIdx.x) % kWarp * 4;
   }
   __device__ void load_norm(const float* weights, int d) {
 #pragma unroll
@@ -197,7 +198,8 @@ struct Token {
     for (int k = 0; k < kHeld; ++k) {
 #pragma unroll
       for (int c = 0; c < C; ++c) {
-        v[k][c] = column(k) < d ? load4(streams.data + blockIdx.x * streams.ld + c * d + column(k)) : float4{0, 0, 0, 0};
+        v[k][c] =
+            column(k) < d ? load4(streams.data + blockIdx.x * streams.ld + c * d + column(k)) : float4{0, 0, 0, 0};
       }
     }
   }
@@ -206,14 +208,14 @@ struct Token {
 // x[t] = sum of weights[c] * stream c, normalised where there is a norm. Rounded as it is written. row: room for d
 // values.
 template <int C>
-__device__ void weigh(const Token<C>& token, Mat<const float> streams, const float* weights, const float* norm, float eps,
-                      Carrier carrier, Mat<float> x, float* row) {
+__device__ void weigh(const Token<C>& token, Mat<const float> streams, const float* weights, const float* norm,
+                      float eps, Carrier carrier, Mat<float> x, float* row) {
   __shared__ float squares[kMostSlices];
   const float* v = streams.data + blockIdx.x * streams.ld;
   float* out = x.data + blockIdx.x * x.ld;
   const auto d = static_cast<int>(x.cols);
   const int slices = (d + kSlice - 1) / kSlice;
-  const auto slice = [&](int k, const float4 (&in)[C]) {
+  const auto slice = [&](int k, const float4(&in)[C]) {
     float4 u = {0, 0, 0, 0};
 #pragma unroll
     for (int c = 0; c < C; ++c) u = fma4(weights[c], in[c], u);
@@ -382,7 +384,8 @@ void check(const HcPost& op) {
   const std::int64_t streams = op.post.cols;
   check_pieces(op.streams, op.y);
   FATHOM_CHECK(streams < 4 || (op.post.ld % 4 == 0 && op.comb.ld % 4 == 0), "whole pieces of 4 numbers");
-  FATHOM_CHECK(op.out.cols == streams * op.y.cols && op.streams.cols == op.out.cols && op.out.ld % 4 == 0, "C streams of d");
+  FATHOM_CHECK(op.out.cols == streams * op.y.cols && op.streams.cols == op.out.cols && op.out.ld % 4 == 0,
+               "C streams of d");
 }
 
 void run_pre(Context& c, const HcPre& op, const HcPost* put) {
@@ -430,8 +433,8 @@ void run(Context& c, const HcPost& op) {
   check(op);
   by_streams(op.post.cols, [&](auto n) {
     launch(c, "hc_post", post<n>,
-           dim3(static_cast<unsigned>(ceil_div(op.y.cols, 4 * kThreads)), static_cast<unsigned>(op.y.rows)), kThreads, 0,
-           op);
+           dim3(static_cast<unsigned>(ceil_div(op.y.cols, 4 * kThreads)), static_cast<unsigned>(op.y.rows)), kThreads,
+           0, op);
   });
 }
 

@@ -19,7 +19,8 @@ void check_here(const Linear& op) {
 }
 
 bool listed(const Linear& op) {
-  return op.w.dtype != DType::kFp4x2 && op.x.ld % 4 == 0 && reinterpret_cast<std::uintptr_t>(op.x.data) % 16 == 0 && list_takes(op.w, op.x.rows, op.groups, values_of(op));
+  return op.w.dtype != DType::kFp4x2 && op.x.ld % 4 == 0 && reinterpret_cast<std::uintptr_t>(op.x.data) % 16 == 0 &&
+         list_takes(op.w, op.x.rows, op.groups, values_of(op));
 }
 
 // Inputs so long that every block of the launch would take long to make planes of them.
@@ -41,8 +42,8 @@ void run_listed(Context& c, std::span<const Linear> ops) {
     const auto j = static_cast<std::size_t>(known - ops.begin());
     if (j < i) planes[i] = planes[j];
     else if (makes_planes_first(ops[i]))
-      planes[i] = pieces.add<std::byte>(static_cast<std::int64_t>(
-          planes_bytes(ops[i].x.rows * ops[i].groups, ops[i].w.cols, values_of(ops[i]))));
+      planes[i] = pieces.add<std::byte>(
+          static_cast<std::int64_t>(planes_bytes(ops[i].x.rows * ops[i].groups, ops[i].w.cols, values_of(ops[i]))));
   }
   std::byte* const base = pieces.bytes() > 0 ? c.scratch->take(pieces.bytes(), c.fault) : nullptr;
   std::size_t n = 0;
@@ -58,11 +59,8 @@ void run_listed(Context& c, std::span<const Linear> ops) {
         p.x = op.x;
         continue;
       }
-      const PlanesOf of{.x = op.x,
-                        .groups = op.groups,
-                        .values = p.values,
-                        .order = p.order,
-                        .memory = base + planes[i]};
+      const PlanesOf of{
+          .x = op.x, .groups = op.groups, .values = p.values, .order = p.order, .memory = base + planes[i]};
       const bool made = std::any_of(ops.begin(), ops.begin() + static_cast<std::ptrdiff_t>(i),
                                     [&](const Linear& other) { return same_planes(other, op); });
       p.m.x = made ? planes_in(of) : make_planes(c, of);

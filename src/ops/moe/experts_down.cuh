@@ -1,6 +1,6 @@
 // down_sum: y of few tokens from what SwiGLU left, their sum over the experts included. A block has 16 columns of y and
-// all matrices: the shared expert's, whose weights are on their way before the choices are known, then the chosen ones'.
-// A warp sums one segment of the inputs of every few matrices; the block adds segments and experts.
+// all matrices: the shared expert's, whose weights are on their way before the choices are known, then the chosen
+// ones'. A warp sums one segment of the inputs of every few matrices; the block adds segments and experts.
 #pragma once
 
 #include "ops/cuda/planes.cuh"
@@ -78,8 +78,9 @@ __global__ void __launch_bounds__(kMatmulThreads, 2) down_sum(const __grid_const
   make_small_plan<Part::kDown>(d.choices, plan);
   const int matrices = 1 + plan.n_items;
   if (now.matrix != 0 && now.matrix < matrices) start();
-  stage_rows(static_cast<int>(d.z.rows), d.routed.cols, d.values, [&](int n) { return d.z.data + n * d.z.ld; },
-             [&](int n) { return n < choices ? d.routed_order : d.shared_order; }, staged, d.pitch);
+  stage_rows(
+      static_cast<int>(d.z.rows), d.routed.cols, d.values, [&](int n) { return d.z.data + n * d.z.ld; },
+      [&](int n) { return n < choices ? d.routed_order : d.shared_order; }, staged, d.pitch);
   __syncthreads();
 
   float acc[4] = {};

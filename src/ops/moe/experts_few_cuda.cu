@@ -19,9 +19,7 @@ bool formats_meet(const Weight& shared, const Weight& routed) {
   return s != Format::kWide && (s == r || (s == Format::kFp8 && r == Format::kFp4));
 }
 
-bool aligned(Mat<const float> x) {
-  return x.ld % 4 == 0 && reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0;
-}
+bool aligned(Mat<const float> x) { return x.ld % 4 == 0 && reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0; }
 
 bool takes(const Experts& op) {
   const std::int64_t tokens = op.x.rows;
@@ -138,9 +136,8 @@ void down(Context& c, const Experts& op, const Choices& choices, Mat<float> z) {
                     .y = op.y,
                     .carrier = op.carrier};
   const std::int64_t matrices = 1 + std::int64_t{choices.tokens} * choices.k;
-  const std::size_t shared_bytes =
-      sizeof(std::uint16_t) * static_cast<std::size_t>(z.rows * job.pitch) +
-      sizeof(float) * static_cast<std::size_t>(matrices * job.routed.segments * 4 * kWarp);
+  const std::size_t shared_bytes = sizeof(std::uint16_t) * static_cast<std::size_t>(z.rows * job.pitch) +
+                                   sizeof(float) * static_cast<std::size_t>(matrices * job.routed.segments * 4 * kWarp);
   const auto go = [&](auto kernel) {
     launch(c, "experts_down", kernel, dim3(static_cast<unsigned>(ceil_div(op.y.cols, 16))), kMatmulThreads,
            shared_bytes, job);
@@ -167,8 +164,8 @@ bool run_few(Context& c, const Experts& op) {
                         .k = static_cast<int>(op.experts.cols)};
   const std::int64_t rows = op.x.rows * (op.experts.cols + 1);
   const std::int64_t inner = op.routed_like.w1.rows;
-  const bool sum_in_block = rows <= kFewRows && values_for(op.routed_like.w2, op.quantise) ==
-                                                    values_for(op.shared.w2, op.quantise);
+  const bool sum_in_block =
+      rows <= kFewRows && values_for(op.routed_like.w2, op.quantise) == values_for(op.shared.w2, op.quantise);
   Pieces pieces;
   const std::size_t z = pieces.add<float>(rows * inner);
   const std::size_t x_planes = pieces.add<std::uint16_t>(2 * op.x.rows * Planes::padded(op.x.cols));

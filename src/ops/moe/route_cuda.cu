@@ -19,8 +19,8 @@ __device__ std::uint32_t rank_of(float score) {
   return (bits >> 31) != 0 ? ~bits : bits | 0x80000000U;
 }
 
-// The k highest scores of a token by one warp; lane i gets the i-th expert. Expert e is lane e % 32's, and its sigma goes
-// to sigma[e].
+// The k highest scores of a token by one warp; lane i gets the i-th expert. Expert e is lane e % 32's, and its sigma
+// goes to sigma[e].
 template <int kEach>
 __device__ int choose(const Route& op, std::int64_t t, int n_experts, int k, float* sigma) {
   const int lane = threadIdx.x % kWarp;
@@ -116,7 +116,10 @@ void run(Context& c, const Route& op) {
   const auto n = static_cast<int>(op.logits.cols);
   FATHOM_CHECK(op.weights.cols == k && k <= n, "k of E experts");
   FATHOM_CHECK(k <= kMostActive && n <= 32 * kWarp, "a router of this size");
-  launch(c, "route", n <= 8 * kWarp ? route<8> : n <= 16 * kWarp ? route<16> : route<32>,
+  launch(c, "route",
+         n <= 8 * kWarp    ? route<8>
+         : n <= 16 * kWarp ? route<16>
+                           : route<32>,
          dim3(static_cast<unsigned>(ceil_div(op.logits.rows, kWarps))), kThreads, 0, op, n, static_cast<int>(k));
 }
 

@@ -146,7 +146,7 @@ TEST_F(Inspect, KernelsAndWhatTurnsThemOff) {
   const Outcome all = fathom("inspect --kernels");
   EXPECT_EQ(all.code, 0) << all.out;
   EXPECT_THAT(all.out, HasSubstr("operation"));
-  EXPECT_THAT(all.out, HasSubstr("linear.fp8.stream8"));
+  EXPECT_THAT(all.out, HasSubstr("linear.fp8.list8"));
   EXPECT_THAT(all.out, HasSubstr("with --disable-kernel NAME (or all): early-launch"));
   const auto json = nlohmann::json::parse(fathom("inspect --kernels --json --disable-kernel early-launch").out);
   const auto& first = json.at("kernels").at(0);

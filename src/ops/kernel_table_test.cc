@@ -107,7 +107,7 @@ TEST(KernelTable, ALeafThatIsTurnedOffGivesItsRowsBack) {
 TEST(KernelTable, OtherNamesAreRefusedWithTheList) {
   EXPECT_THAT(error_of({"early-lunch"}), HasSubstr("early-lunch is no kernel"));
   EXPECT_THAT(error_of({"early-lunch"}), HasSubstr("early-launch"));
-  EXPECT_THAT(error_of({"early-launch", "linear.fp8.stream8"}), HasSubstr("linear.fp8.stream8 is a portable kernel"));
+  EXPECT_THAT(error_of({"early-launch", "linear.fp8.list8"}), HasSubstr("linear.fp8.list8 is a portable kernel"));
   EXPECT_THAT(error_of({""}), HasSubstr("can be turned off"));
 }
 

@@ -59,21 +59,6 @@ __device__ inline float weight_of(float mix, float scale, float base, float hc_e
 }
 __device__ inline float post_of(float mix, float scale, float base) { return 2.0F * sigmoid(mix * scale + base); }
 
-// 1 / x[i], two at the price of one and three products.
-template <int n>
-__device__ void reciprocals(const float (&x)[n], float (&y)[n]) {
-#pragma unroll
-  for (int i = 0; i < n; i += 2) {
-    if constexpr (n % 2 == 0) {
-      const float both = reciprocal(x[i] * x[i + 1]);
-      y[i] = both * x[i + 1];
-      y[i + 1] = both * x[i];
-    } else {
-      y[i] = reciprocal(x[i]);
-    }
-  }
-}
-
 // Sinkhorn by one warp: lane i*n + j gives the logit of element i, j and gets its value.
 //
 // The matrix is always k_ij r_i c_j of the softmax k. A turn divides the rows by their sums and eps: r_i becomes
@@ -107,8 +92,8 @@ __device__ float sinkhorn(float logit, int iters, float eps) {
       inverse_c[b] *= eps;
 #pragma unroll
       for (int a = 0; a < n; ++a) inverse_c[b] = fmaf(k[a][b], r[a], inverse_c[b]);
+      c[b] = reciprocal(inverse_c[b]);
     }
-    reciprocals(inverse_c, c);
   };
   turn_columns();
   for (int turn = 1; turn < iters; ++turn) {
@@ -117,8 +102,8 @@ __device__ float sinkhorn(float logit, int iters, float eps) {
       inverse_r[a] *= eps;
 #pragma unroll
       for (int b = 0; b < n; ++b) inverse_r[a] = fmaf(k[a][b], c[b], inverse_r[a]);
+      r[a] = reciprocal(inverse_r[a]);
     }
-    reciprocals(inverse_r, r);
     turn_columns();
   }
   float r_mine = r[0];

@@ -41,14 +41,15 @@ __device__ float over_slices(const Of& of) {
 }
 
 // Lane i < kMixes gets the i-th mixing number of token k.
-__device__ float mix_of_lane(const float4 (&part)[kMostSlices][kTeam], int k, std::int64_t width, float eps) {
+[[maybe_unused]] __device__ float mix_of_lane(const float4 (&part)[kMostSlices][kTeam], int k, std::int64_t width,
+                                              float eps) {
   const int lane = threadIdx.x % kWarp;
   const int at = lane < kMixes ? lane / kRows * 4 + lane % kRows : k * 4 + kRows;
   const float sum = over_slices([&](int s) { return reinterpret_cast<const float*>(part[s])[at]; });
   return __shfl_sync(kAll, rms_scale(sum, static_cast<int>(width), eps), kMixes) * sum;
 }
 
-__device__ void barrier(int which, int threads) {
+[[maybe_unused]] __device__ void barrier(int which, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(which), "r"(threads) : "memory");
 }
 

@@ -61,7 +61,7 @@ std::string rows_text(const Range& r) {
 }  // namespace
 
 std::string kernels_as_text(const ops::LeafSet& off) {
-  constexpr const char* kLine = "{:<17} {:<8} {:<10} {:<22} {:<22} {}\n";
+  constexpr const char* kLine = "{:<17} {:<8} {:<10} {:<22} {:<24} {}\n";
   std::string out =
       fmt::format(fmt::runtime(kLine), "operation", "weights", "rows", kGpus[0].title, kGpus[1].title, kGpus[2].title);
   for (const Range& r : ranges(off)) {

@@ -404,6 +404,7 @@ void Core::fail_all(const Error& error) {
   broken_ = true;
   why_broken_ = {Code::kUnavailable, "the model failed: " + error.what};
   options_.warn(why_broken_.what);
+  options_.broke(why_broken_);
   for (const auto& asked : asked_) {
     if (!asked->ended) end(*asked, tl::unexpected<Error>(why_broken_));
   }

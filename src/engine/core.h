@@ -49,6 +49,7 @@ struct CoreOptions {
 
   std::function<std::int64_t()> clock_us = {};                           // required; never goes back
   std::function<void(std::string_view)> warn = [](std::string_view) {};  // from any thread
+  std::function<void(const Error&)> broke = [](const Error&) {};  // the model failed; before any request is told
   std::function<void()> notify = [] {};  // from another thread: step() has something to do
 };
 

@@ -50,6 +50,11 @@ Result<std::unique_ptr<Engine>> Engine::start(Runner& runner, CoreOptions option
     s.news = true;
     s.wake.notify_one();
   };
+  options.broke = [&s](const Error& why) {  // whoever sees a request end with it finds health() saying so
+    const std::lock_guard lock(s.mutex);
+    s.health.ok = false;
+    s.health.why = why.what;
+  };
   FATHOM_ASSIGN(s.core, Core::create(runner, std::move(options)));
   s.description = s.core->describe();
   s.stats = s.core->stats();
@@ -140,17 +145,12 @@ void Engine::run(State& s) {
     cancelled.clear();
     busy = s.core->step();
     const CoreStats stats = s.core->stats();
-    const auto failure = s.core->failure();
 
     lock.lock();
     s.stats = stats;
     s.waiting = s.core->waiting();
     s.health.stepping = false;
     s.health.steps = stats.steps;
-    if (failure != nullptr && s.health.ok) {
-      s.health.ok = false;
-      s.health.why = failure->what;
-    }
     s.empty = s.core->requests() == 0 && s.inbox.empty();
     if (s.empty) s.idle.notify_all();
   }

@@ -24,6 +24,7 @@ class Compiler::Impl {};
 Compiler::Compiler(const text::ChatFormat&, std::int32_t, CompilerOptions) {}
 Compiler::~Compiler() = default;
 void Compiler::stop() {}
+CompilerStats Compiler::stats() const { return {}; }
 void Compiler::compile_later(Rules rules, Done done) {
   FATHOM_CHECK(!key_of(rules).empty(), "rules have a name");
   done(std::make_shared<const Program>());

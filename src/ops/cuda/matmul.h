@@ -148,8 +148,8 @@ struct Choices {
   int k = 0;
 };
 
-// One product of the list. Its inputs are m.x, or the rows x, which need not be planes; a product of experts without
-// m.items follows the plan of the choices.
+// One product of the list. Its inputs are m.x, or the rows x, which need not be planes; a product of experts
+// follows the plan of the choices.
 struct Product {
   Matmul m;
   Mat<const float> x = {};

@@ -48,7 +48,7 @@ struct Walk {
 
   __device__ int units(int j) const {
     const ListJob& l = list.jobs[j];
-    const int items = l.job.table == nullptr ? 1 : l.job.items != nullptr ? *l.job.n_items : plan.n_items;
+    const int items = l.job.table == nullptr ? 1 : plan.n_items;
     return l.tiles * l.job.groups * items;
   }
   // The block's first unit of job j, and the first that is not its own. A unit is the block's in whose share of all
@@ -77,16 +77,12 @@ struct Walk {
   __device__ Item item(const Place& p) const {
     const Job& job = list.jobs[p.job].job;
     if (job.table == nullptr) return {0, 0, job.rows};
-    return job.items != nullptr ? job.items[p.of] : plan.items[p.of];  // experts have one group
+    return plan.items[p.of];  // experts have one group
   }
-  template <bool kGate>
   __device__ WeightView matrix(const Place& p, int m) const {
     const Job& job = list.jobs[p.job].job;
     if (job.table == nullptr) return job.w[m];
-    if (job.items == nullptr) return plan.w[p.of][m];
-    const ExpertWeights& e = job.table[job.items[p.of].expert];
-    if (!kGate) return {e.w2.data, e.w2.scales};
-    return m == 0 ? WeightView{e.w1.data, e.w1.scales} : WeightView{e.w3.data, e.w3.scales};
+    return plan.w[p.of][m];
   }
   // To the block's next unit; false at the end.
   __device__ bool next(Place& p, const int* first, const int* last) const {
@@ -139,7 +135,6 @@ __device__ inline void stage_inputs(const ListJob& l, const Item& item, int grou
   const Job& job = l.job;
   const auto row_of = [&](int n) {
     const int entry = item.first + n;
-    if (job.items != nullptr) return job.list != nullptr ? job.list[entry] : entry;
     return l.by_token ? plan.list[entry] : entry;
   };
   if (l.x.data != nullptr) {
@@ -174,9 +169,9 @@ __global__ void __launch_bounds__(kMatmulThreads, 2) list_products(const __grid_
   const int lane = threadIdx.x % kWarp;
   const Walk walk{list, plan};
   allow_next();
-  const bool weights_known = list.choices.tokens == 0 && list.jobs[0].job.items == nullptr;
+  const bool weights_known = list.choices.tokens == 0;
   if (!weights_known) await_results();
-  if (list.choices.tokens > 0) make_small_plan<kGate ? Part::kGate : Part::kDown>(list.choices, plan);
+  if (!weights_known) make_small_plan<kGate ? Part::kGate : Part::kDown>(list.choices, plan);
   if (threadIdx.x < list.n) walk.share(static_cast<int>(threadIdx.x), first[threadIdx.x], last[threadIdx.x]);
   __syncthreads();
 
@@ -192,7 +187,7 @@ __global__ void __launch_bounds__(kMatmulThreads, 2) list_products(const __grid_
     const int row = ahead.tile * unit_rows(l.job) + warp / l.job.segments * 16 + lane / 4;
 #pragma unroll
     for (int m = 0; m < kMatrices; ++m) {
-      const WeightView w = walk.matrix<kGate>(ahead, m);
+      const WeightView w = walk.matrix(ahead, m);
       lines[m] = A != B && l.second ? lines_of<B>(l.job, w, walk.group(ahead), row, ahead.block)
                                     : lines_of<A>(l.job, w, walk.group(ahead), row, ahead.block);
     }
@@ -245,7 +240,7 @@ __global__ void __launch_bounds__(kMatmulThreads, 2) list_products(const __grid_
       const Job& job = list.jobs[of.job].job;
       const Item item = walk.item(of);
       const int rows = unit_rows(job);
-      const bool planned = job.table != nullptr && job.items == nullptr;
+      const bool planned = job.table != nullptr;
       for (int o = threadIdx.x % (kMatmulThreads / kPending); o < rows * item.count; o += kMatmulThreads / kPending) {
         const int n = o / rows;
         const int row = o % rows;

@@ -59,7 +59,8 @@ void run_list(Context& c, const char* name, std::span<const Product> products, c
     pitch = std::max(pitch, pitch_of(p.m.w.cols));
     const bool one = p.m.table == nullptr;
     units += std::int64_t{l.tiles} * l.job.groups * (one ? 1 : p.m.most_items);
-    const std::int64_t tokens = one ? p.m.rows : choices.tokens > 0 ? choices.tokens : kListTokens;
+    FATHOM_CHECK(one || (choices.tokens > 0 && p.m.items == nullptr), "experts of a list follow the choices' plan");
+    const std::int64_t tokens = one ? p.m.rows : choices.tokens;
     shared = std::max(shared, static_cast<std::size_t>(tokens));
   }
   shared *= sizeof(std::uint16_t) * static_cast<std::size_t>(pitch);

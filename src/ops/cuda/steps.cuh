@@ -23,9 +23,18 @@ struct Lines {
   const std::byte* scale[2];
 };
 
-__device__ inline const uint4* x_at(const std::uint16_t* x, int block, int half) {
-  return reinterpret_cast<const uint4*>(x + block * kBlock + 64 * half);
-}
+// A lane's inputs of half a block, zeros where its token is not there.
+struct Inputs {
+  uint4 x0 = {0, 0, 0, 0};
+  uint4 x1 = {0, 0, 0, 0};
+
+  __device__ Inputs(const std::uint16_t* x, int block, int half, bool there) {
+    if (!there) return;
+    const auto* at = reinterpret_cast<const uint4*>(x + block * kBlock + 64 * half);
+    x0 = at[0];
+    x1 = at[1];
+  }
+};
 
 // load reads step `step` of a round of `blocks` blocks of one matrix, add adds it; x: the lane's inputs from the
 // round's first block on.
@@ -53,19 +62,14 @@ struct Steps<Format::kFp8> {
     float part[4] = {};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint4 x0 = {0, 0, 0, 0};
-      uint4 x1 = {0, 0, 0, 0};
-      if (there) {
-        x0 = x_at(x, step, half)[0];
-        x1 = x_at(x, step, half)[1];
-      }
+      const Inputs in(x, step, half, there);
       std::uint32_t lower[8];
       std::uint32_t upper[8];
       Loader<Format::kFp8>::pairs4(s.v[half].x, s.v[half].y, lower);
       Loader<Format::kFp8>::pairs4(s.v[half].z, s.v[half].w, lower + 4);
       Loader<Format::kFp8>::pairs4(s.v[2 + half].x, s.v[2 + half].y, upper);
       Loader<Format::kFp8>::pairs4(s.v[2 + half].z, s.v[2 + half].w, upper + 4);
-      mma_chunk(part, lower, upper, x0, x1);
+      mma_chunk(part, lower, upper, in.x0, in.x1);
     }
     const float scale = scales_f32 ? __uint_as_float(s.scale[0]) : ue8m0(s.scale[0]);
 #pragma unroll
@@ -89,12 +93,7 @@ struct Steps<Format::kBf16> {  // half a block a step: the part is kept from the
   }
   static __device__ void add(float (&acc)[4], float (&part)[4], const Step& s, const std::uint16_t* x, bool there,
                              int step, int, bool) {
-    uint4 x0 = {0, 0, 0, 0};
-    uint4 x1 = {0, 0, 0, 0};
-    if (there) {
-      x0 = x_at(x, step / 2, step % 2)[0];
-      x1 = x_at(x, step / 2, step % 2)[1];
-    }
+    const Inputs in(x, step / 2, step % 2, there);
     std::uint32_t lower[8];
     std::uint32_t upper[8];
     Loader<Format::kBf16>::pairs4(s.v[0], lower);
@@ -105,7 +104,7 @@ struct Steps<Format::kBf16> {  // half a block a step: the part is kept from the
 #pragma unroll
       for (int i = 0; i < 4; ++i) part[i] = 0;
     }
-    mma_chunk(part, lower, upper, x0, x1);
+    mma_chunk(part, lower, upper, in.x0, in.x1);
     if (step % 2 == 0) return;
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[i] = fmaf(part[i], 1.0F, acc[i]);
@@ -138,17 +137,12 @@ struct Steps<Format::kFp4> {  // two blocks a step
       float part[4] = {};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        uint4 x0 = {0, 0, 0, 0};
-        uint4 x1 = {0, 0, 0, 0};
-        if (there) {
-          x0 = x_at(x, 2 * step + j, half)[0];
-          x1 = x_at(x, 2 * step + j, half)[1];
-        }
+        const Inputs in(x, 2 * step + j, half, there);
         std::uint32_t lower[8];
         std::uint32_t upper[8];
         Loader<Format::kFp4>::expand({s.v[2 * j], s.scale[2 * j]}, half, 0, lower);
         Loader<Format::kFp4>::expand({s.v[2 * j + 1], s.scale[2 * j + 1]}, half, 0, upper);
-        mma_chunk(part, lower, upper, x0, x1);
+        mma_chunk(part, lower, upper, in.x0, in.x1);
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) acc[i] = fmaf(part[i], 0x1p32F, acc[i]);

@@ -86,11 +86,12 @@ __device__ inline float e4m3_round(float x) {
   const float y = copysignf(a < 0x1p-6F ? small : normal, x);
   return isnan(x) ? x : y;
 }
-// scale: a power of two from 2^-126 to 2^126, as those of fp8_scale_code are. Dividing by it is multiplying by its
-// inverse.
+// 1 / scale, of a power of two from 2^-126 to 2^126; dividing by it is multiplying by this.
+__device__ inline float inverse_of(float scale) { return __uint_as_float((254U << 23) - __float_as_uint(scale)); }
+
+// scale: of fp8_scale_code, or any other that inverse_of takes.
 __device__ inline float fp8_round(float x, float scale) {
-  const float inverse = __uint_as_float((254U << 23) - __float_as_uint(scale));
-  return __fmul_rn(e4m3_round(__fmul_rn(x, inverse)), scale);
+  return __fmul_rn(e4m3_round(__fmul_rn(x, inverse_of(scale))), scale);
 }
 
 // One pair of ops::rotate; s is the sine of the turn wanted.

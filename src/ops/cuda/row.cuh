@@ -71,9 +71,6 @@ __device__ float max_over(float4 x) {
 inline constexpr int kFp8Lanes = quant::kEntryBlock / 4;
 inline constexpr int kFp4Lanes = quant::kFp4Block / 4;
 
-// 1 / scale, of a power of two from 2^-126 to 2^126; dividing by it is multiplying by this.
-__device__ inline float inverse_of(float scale) { return __uint_as_float((254U << 23) - __float_as_uint(scale)); }
-
 __device__ inline std::uint32_t fp4_scale_code4(float4 x) {
   bool has_nan = isnan(x.x) || isnan(x.y) || isnan(x.z) || isnan(x.w);
   const std::uint32_t nans = __ballot_sync(kAll, has_nan);

@@ -123,7 +123,7 @@ TEST_F(Linear, Groups) {
 // A token's outputs are its own, to the bit: not changed by the others, nor by which kernel their number chose.
 TEST_F(Linear, ATokensOutputsAreItsOwn) {
   for (const Format f : {kBf16, kFp8, kFp4}) {
-    for (const std::int64_t cols : {128, 1024, 2048, 4096}) {
+    for (const std::int64_t cols : sizes({128, 1024, 2048, 4096}, {1024})) {
       for (const Carrier x_carrier : {Carrier::kF32, Carrier::kBf16}) {
         const std::int64_t rows = 144;  // more than a tile of any kernel
         const TwinWeight w(f, rows, cols, 5);
@@ -137,7 +137,7 @@ TEST_F(Linear, ATokensOutputsAreItsOwn) {
           return y.fetch();
         };
         const auto all = run(0, 200);
-        for (const std::int64_t tokens : {1, 8, 9, 32, 33, 64, 65, 97, 128, 129}) {
+        for (const std::int64_t tokens : sizes({1, 8, 9, 32, 33, 64, 65, 97, 128, 129}, {1, 9, 33, 65})) {
           const auto some = run(3, tokens);
           const std::vector<float> want(all.begin() + 3 * rows, all.begin() + (3 + tokens) * rows);
           EXPECT_EQ(some, want) << name_of(f) << " " << cols << " inputs, " << tokens << " tokens";

@@ -156,11 +156,12 @@ std::vector<float> decoded(const std::vector<std::byte>& memory, std::size_t off
   return all;
 }
 
-// Without those of many tokens, where sizes are to be small.
+// Without those of many tokens and of just one, where sizes are to be small.
 std::vector<std::vector<Part>> sized(std::vector<std::vector<Part>> mixtures) {
   if (!small_sizes()) return mixtures;
   std::erase_if(mixtures, [](const std::vector<Part>& parts) {
-    return std::any_of(parts.begin(), parts.end(), [](const Part& p) { return p.tokens > 20; });
+    return (parts.size() == 1 && parts[0].tokens == 1) ||
+           std::any_of(parts.begin(), parts.end(), [](const Part& p) { return p.tokens > 20; });
   });
   return mixtures;
 }

@@ -20,6 +20,9 @@ namespace fathom::testing {
 
 // FATHOM_CUDA_TEST_SMALL: sizes for compute-sanitizer's racecheck, under which a kernel takes a thousand times as long.
 inline bool small_sizes() { return std::getenv("FATHOM_CUDA_TEST_SMALL") != nullptr; }
+inline std::vector<std::int64_t> sizes(std::vector<std::int64_t> all, std::vector<std::int64_t> few) {
+  return small_sizes() ? few : all;
+}
 
 // The device, opened once for the program; null where there is none, and `why` says why.
 struct Device {

@@ -48,20 +48,20 @@ Result<LoadedModel> load_model(checkpoint::Checkpoint checkpoint, std::unique_pt
 Result<LoadedModel> load_model(const std::filesystem::path& folder, const ComputeOptions& compute,
                                model::ModelOptions model);
 
-// Runs tokens at the end of a sequence in steps of at most `step` tokens and hands each step's logits to `each`, which
-// gets the index of the step's first token and the logits asked for (host memory, [rows, V]).
+// Runs tokens at the end of a sequence, step by step.
 struct FeedOptions {
-  std::int32_t step = 0;                  // 0: as many as the model takes
+  std::int32_t step = 0;                  // tokens of a step; 0: as many as the model takes
   model::Rows rows = model::Rows::kLast;  // kLast: of the last token alone
 };
-template <class Each>
-Result<> feed(model::Model& m, cache::Sequence& sequence, std::span<const std::int32_t> ids, FeedOptions o,
-              const Each& each) {
+
+// `run(chunk, at)` runs the step whose first token is ids[at], and advances the sequence.
+template <class Run>
+Result<> in_steps(const model::Model& m, cache::Sequence& sequence, std::span<const std::int32_t> ids, FeedOptions o,
+                  const Run& run) {
   const std::int32_t limit = o.rows == model::Rows::kAll
                                  ? std::min(m.options().max_step_tokens, m.options().max_logit_rows)
                                  : m.options().max_step_tokens;
   const auto step = static_cast<std::size_t>(o.step == 0 ? limit : std::min(o.step, limit));
-  std::vector<float> host;
   for (std::size_t at = 0; at < ids.size(); at += step) {
     const auto part = ids.subspan(at, std::min(step, ids.size() - at));
     const bool last = at + part.size() == ids.size();
@@ -71,14 +71,24 @@ Result<> feed(model::Model& m, cache::Sequence& sequence, std::span<const std::i
                              .slot = sequence.slot(),
                              .pages = sequence.pages(),
                              .logits = o.rows == model::Rows::kLast && !last ? model::Rows::kNone : o.rows};
-    FATHOM_ASSIGN(const Mat<const float> logits, m.forward(std::span(&chunk, 1)));
-    sequence.advance(static_cast<std::int32_t>(part.size()));
-    host.resize(static_cast<std::size_t>(logits.rows * logits.cols));
-    m.backend().copy_out(host.data(), reinterpret_cast<const std::byte*>(logits.data), host.size() * sizeof(float));
-    FATHOM_TRY(
-        each(static_cast<std::int64_t>(at), Mat<const float>{host.data(), logits.rows, logits.cols, logits.cols}));
+    FATHOM_TRY(run(chunk, at));
   }
   return {};
+}
+
+// Hands each step's logits to `each`, which gets the index of the step's first token and the logits asked for (host
+// memory, [rows, V]).
+template <class Each>
+Result<> feed(model::Model& m, cache::Sequence& sequence, std::span<const std::int32_t> ids, FeedOptions o,
+              const Each& each) {
+  std::vector<float> host;
+  return in_steps(m, sequence, ids, o, [&](const model::Chunk& chunk, std::size_t at) -> Result<> {
+    FATHOM_ASSIGN(const Mat<const float> logits, m.forward(std::span(&chunk, 1)));
+    sequence.advance(chunk.tokens());
+    host.resize(static_cast<std::size_t>(logits.rows * logits.cols));
+    m.backend().copy_out(host.data(), reinterpret_cast<const std::byte*>(logits.data), host.size() * sizeof(float));
+    return each(static_cast<std::int64_t>(at), Mat<const float>{host.data(), logits.rows, logits.cols, logits.cols});
+  });
 }
 
 }  // namespace fathom::cli

@@ -27,13 +27,27 @@ void Generator::restart() {
   last_id_ = -1;
 }
 
-Result<> Generator::compute(std::span<const std::int32_t> ids, const Request& request) {
-  const std::int32_t before = sequence_.length();
-  return feed(*model_, sequence_, ids, {}, [&](std::int64_t, Mat<const float> logits) -> Result<> {
-    logits_.assign(logits.data, logits.data + logits.rows * logits.cols);
-    if (request.on_prefill) request.on_prefill(sequence_.length() - before, static_cast<std::int32_t>(ids.size()));
+Result<> Generator::compute(std::span<const std::int32_t> ids, ops::ChoiceRule rule, const Request& request) {
+  std::int32_t done = 0;
+  return in_steps(*model_, sequence_, ids, {}, [&](const model::Chunk& chunk, std::size_t) -> Result<> {
+    const auto rows = static_cast<std::size_t>(chunk.rows());
+    FATHOM_ASSIGN(after_, runner_->forward(std::span(&chunk, 1), std::span(&rule, rows)));
+    sequence_.advance(chunk.tokens());
+    done += chunk.tokens();
+    if (request.on_prefill) request.on_prefill(done, static_cast<std::int32_t>(ids.size()));
     return {};
   });
+}
+
+Result<std::int32_t> Generator::next(const Request& request, std::int32_t index) {
+  const std::int32_t chosen = after_.token(0);
+  if (chosen != ops::kNoChoice) return chosen;
+  engine::SampleInput in{.logits = after_.row(0), .params = request.sampling, .history = &history_, .index = index};
+  if (request.constraint != nullptr) {
+    FATHOM_ASSIGN(in.allowed, request.constraint->allowed());
+  }
+  FATHOM_ASSIGN(const engine::Sampled token, sampler_.sample(in));
+  return token.id;
 }
 
 Result<Turn> Generator::run(const Request& request) {
@@ -48,31 +62,31 @@ Result<Turn> Generator::run(const Request& request) {
                 positions);
   }
   Turn turn{.prompt_tokens = static_cast<std::int32_t>(ids.size())};
-  FATHOM_TRY(compute(ids, request));
+  // Chosen where the logits are, unless that takes more than the temperature.
+  const auto rule = [&request](std::int32_t index) {
+    const bool there = request.constraint == nullptr && request.sampling.only_temperature();
+    return there ? engine::rule_for(request.sampling, index) : ops::ChoiceRule{};
+  };
+  FATHOM_TRY(compute(ids, rule(0), request));
   pending_.clear();
   last_id_ = ids.back();
   if (request.sampling.uses_history()) history_.add_prompt(request.ids);
 
   Clock::time_point first = start;
   for (;;) {
-    engine::SampleInput in{
-        .logits = logits_, .params = request.sampling, .history = &history_, .index = turn.generated};
-    if (request.constraint != nullptr) {
-      FATHOM_ASSIGN(in.allowed, request.constraint->allowed());
-    }
-    FATHOM_ASSIGN(const engine::Sampled token, sampler_.sample(in));
-    if (request.constraint != nullptr) request.constraint->accept(token.id);
+    FATHOM_ASSIGN(const std::int32_t token, next(request, turn.generated));
+    if (request.constraint != nullptr) request.constraint->accept(token);
     ++turn.generated;
     if (turn.generated == 1) {
       first = Clock::now();
       turn.first_token_seconds = std::chrono::duration<double>(first - start).count();
     }
-    const Keep keep = request.on_token(token.id);
+    const Keep keep = request.on_token(token);
     turn.decode_seconds = seconds_since(first);
     if (keep == Keep::kDrop) return turn;
-    pending_ = {token.id};
-    last_id_ = token.id;
-    if (request.sampling.uses_history()) history_.add_output(token.id);
+    pending_ = {token};
+    last_id_ = token;
+    if (request.sampling.uses_history()) history_.add_output(token);
     if (keep == Keep::kStop || (request.constraint != nullptr && request.constraint->ended())) return turn;
     if (interrupted()) {
       clear_interrupt();
@@ -87,13 +101,13 @@ Result<Turn> Generator::run(const Request& request) {
       turn.end = Turn::End::kContextFull;
       return turn;
     }
-    Request step = {.ids = {},
-                    .sampling = request.sampling,
-                    .max_tokens = 0,
-                    .on_token = {},
-                    .on_prefill = {},
-                    .constraint = nullptr};
-    FATHOM_TRY(compute(pending_, step));
+    const Request silent = {.ids = {},
+                            .sampling = request.sampling,
+                            .max_tokens = 0,
+                            .on_token = {},
+                            .on_prefill = {},
+                            .constraint = nullptr};
+    FATHOM_TRY(compute(pending_, rule(turn.generated), silent));
     pending_.clear();
   }
 }

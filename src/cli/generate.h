@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "base/result.h"
 #include "cache/sequence.h"
 #include "engine/request.h"
+#include "engine/runner.h"
 #include "engine/sampler.h"
 #include "model/model.h"
 
@@ -56,15 +58,20 @@ class Generator {
   void restart();
 
  private:
-  Generator(model::Model& model, cache::Sequence sequence) : model_(&model), sequence_(std::move(sequence)) {}
-  Result<> compute(std::span<const std::int32_t> ids, const Request& request);
+  Generator(model::Model& model, cache::Sequence sequence)
+      : model_(&model), runner_(std::make_unique<engine::ModelRunner>(model, "")), sequence_(std::move(sequence)) {}
+  // Leaves what follows the last of `ids` in after_: the logits, or the token where `rule` chooses one.
+  Result<> compute(std::span<const std::int32_t> ids, ops::ChoiceRule rule, const Request& request);
+  // The token after those computed. Error: the sampler's.
+  Result<std::int32_t> next(const Request& request, std::int32_t index);
 
   model::Model* model_;
+  std::unique_ptr<engine::ModelRunner> runner_;
   cache::Sequence sequence_;
   engine::Sampler sampler_;
   engine::TokenHistory history_;
   std::vector<std::int32_t> pending_;  // of the conversation, but not yet in the sequence: the last sampled token
-  std::vector<float> logits_;          // after the sequence's last token
+  engine::LogitRows after_;            // the sequence's last token, one row, in the runner's memory
   std::int32_t last_id_ = -1;
 };
 

@@ -1,6 +1,8 @@
 #include "ops/indexer/index_select.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 #include <set>
 
 #include "ops/test_batch.h"
@@ -111,7 +113,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, IndexSelectDiff,
                          ::testing::Values(Case{{{0, 3}}, 2, 32, 4}, Case{{{0, 40}, {5, 0}}, 6, 64, 8},
                                            Case{{{1000, 3}}, 64, 128, 50},
                                            Case{{{3, 90}, {700, 1}}, 5, 64, 16, EntryFormat::kF32},
-                                           Case{{{4000, 1}}, 64, 128, 512}, Case{{{1021, 2}}, 33, 32, 255}));
+                                           Case{{{4000, 1}}, 64, 128, 512}, Case{{{1021, 2}}, 33, 32, 255},
+                                           Case{{{140'000, 1}}, 2, 32, 512}));  // three parts of the selection
 
 // Equal scores: the lowest entries win. NaN scores lose. Zero of either sign is the same score.
 TEST(IndexSelect, TiesGoToTheLowestEntryAndNanToNone) {
@@ -133,6 +136,53 @@ TEST(IndexSelect, TiesGoToTheLowestEntryAndNanToNone) {
     f.weights.at(0, 0) = testing::kPoison;  // all scores are NaN: still entries that exist
     EXPECT_EQ(f.run(*make_cpu_backend({.threads = 2})), (std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}));
   });
+}
+
+// One head of weight 1: its score is the dot product of FP4 values, which is exact on every instruction set.
+TEST(IndexSelect, ScoresOfFp4AreExact) {
+  Fixture f({{{20'000, 3}}, 1, 128, 700});
+  const Segment& s = f.batch.segments()[0];
+  for (std::int32_t w = 0; w < 5000; ++w) {
+    std::vector<float> key = testing::normals(f.rng, 128);
+    for (std::size_t i = 0; i < key.size(); ++i) key[i] *= std::ldexp(1.0F, static_cast<int>(i / 32 * 3) - w % 5);
+    f.keys.codec.encode(key, f.keys.at(s, w));
+  }
+  for (std::int64_t t = 0; t < f.tokens; ++t) f.weights.at(t, 0) = 1;
+  const auto want = f.run(*make_ref_backend());
+  testing::for_each_target([&](bool) {
+    for (const int threads : {1, 3}) EXPECT_EQ(f.run(*make_cpu_backend({.threads = threads})), want) << threads;
+  });
+}
+
+// Queries that are no FP4 values are not rounded to them; with a NaN among them every score is 0.
+TEST(IndexSelect, QueriesThatAreNotFp4) {
+  Fixture f({{{4000, 1}}, 1, 64, 40});
+  f.weights.at(0, 0) = 1;
+  for (std::int32_t i = 0; i < 64; ++i) f.q.at(0, i) = 1.0F + static_cast<float>(i) / 1024;
+  const auto want = f.run(*make_ref_backend());
+  testing::for_each_target([&](bool) { EXPECT_EQ(f.run(*make_cpu_backend({.threads = 2})), want); });
+  f.q.at(0, 40) = testing::kPoison;
+  std::vector<std::int32_t> first(40);
+  std::iota(first.begin(), first.end(), 0);
+  testing::for_each_target([&](bool) { EXPECT_EQ(f.run(*make_cpu_backend({.threads = 2})), first); });
+}
+
+// The best lie in every part, and the border falls among equals in a middle one.
+TEST(IndexSelect, EqualsAcrossPartsOfALongContext) {
+  constexpr std::int32_t kEntries = 60'000;
+  Fixture f({{{4 * kEntries - 1, 1}}, 1, 32, 30'000});
+  const Segment& s = f.batch.segments()[0];
+  std::vector<float> key(32, 1.0F);
+  std::vector<std::int32_t> want;
+  std::int32_t equals = 30'000 - kEntries / 1000;
+  for (std::int32_t w = 0; w < kEntries; ++w) {
+    key[0] = w % 1000 == 999 ? 2.0F : 1.0F;
+    f.keys.codec.encode(key, f.keys.at(s, w));
+    if (key[0] == 2 || equals-- > 0) want.push_back(w);
+  }
+  for (std::int32_t i = 0; i < 32; ++i) f.q.at(0, i) = 1.0F;
+  f.weights.at(0, 0) = 1;
+  for (const int threads : {1, 2, 3}) EXPECT_EQ(f.run(*make_cpu_backend({.threads = threads})), want) << threads;
 }
 
 TEST(IndexQuery, MatchesReferenceThenIsQuantisedToTheBit) {

@@ -24,6 +24,7 @@ struct Range {
   std::string_view weights;
   std::int64_t least = 0;
   std::int64_t most = 0;
+  const KernelLine* portable = nullptr;
   std::array<const KernelLine*, kGpus.size()> chosen = {};
 };
 
@@ -40,7 +41,8 @@ std::vector<Range> ranges(const ops::LeafSet& off) {
         if (other.least_rows > from && other.least_rows <= to) to = other.least_rows - 1;
         if (other.most_rows >= from && other.most_rows < to) to = other.most_rows;
       }
-      Range r{.operation = line.operation, .weights = line.weights, .least = from, .most = to};
+      Range r{
+          .operation = line.operation, .weights = line.weights, .least = from, .most = to, .portable = &line};
       for (std::size_t i = 0; i < kGpus.size(); ++i) {
         const ops::KernelChoice choice(kGpus[i].capability, /*hopper_code=*/true, off);
         r.chosen[i] = ops::chosen_line(r.operation, r.weights, from, choice);
@@ -61,19 +63,21 @@ std::string rows_text(const Range& r) {
 }  // namespace
 
 std::string kernels_as_text(const ops::LeafSet& off) {
-  constexpr const char* kLine = "{:<17} {:<8} {:<10} {:<22} {:<24} {}\n";
+  constexpr const char* kLine = "{:<17} {:<8} {:<9} {:<21} {:<21} {:<24} {}\n";
   std::string out =
-      fmt::format(fmt::runtime(kLine), "operation", "weights", "rows", kGpus[0].title, kGpus[1].title, kGpus[2].title);
+      fmt::format(fmt::runtime(kLine), "operation", "weights", "rows", "portable", kGpus[0].title, kGpus[1].title,
+                  kGpus[2].title);
   for (const Range& r : ranges(off)) {
     std::array<std::string_view, kGpus.size()> names = {};
     for (std::size_t i = 0; i < names.size(); ++i)
-      names[i] = r.chosen[i]->portable() && i > 0 ? "-" : r.chosen[i]->kernel;
-    out += fmt::format(fmt::runtime(kLine), r.operation, r.weights, rows_text(r), names[0], names[1], names[2]);
+      names[i] = r.chosen[i]->portable() ? "-" : r.chosen[i]->kernel;
+    out += fmt::format(fmt::runtime(kLine), r.operation, r.weights, rows_text(r), r.portable->kernel, names[0], names[1],
+                       names[2]);
   }
   out +=
-      "\nColumns are compute capabilities; the first names the portable kernels, which run on every GPU from 8.0 on, "
-      "the\n"
-      "others what takes their place there (-: nothing). rows: tokens; of experts, tokens each has on average.\n";
+      "\nPortable kernels run on every GPU from compute capability 8.0 on and take every format and size; the columns\n"
+      "after them name what takes their place there (-: nothing), sparse_attention.mma and index_select.mma for the\n"
+      "entries of V4-Flash and Pro alone. rows: tokens; of experts, tokens each has on average.\n";
   out += "Can be turned off with --disable-kernel NAME (or all):";
   for (const KernelLine& line : ops::kernel_table()) {
     if (!line.portable()) out += fmt::format(" {}{}", line.kernel, off.has(line.leaf) ? " (off)" : "");
@@ -86,7 +90,7 @@ std::string kernels_as_json(const ops::LeafSet& off) {
   for (const Range& r : ranges(off)) {
     nlohmann::ordered_json line = {{"operation", r.operation}, {"weights", r.weights}, {"least_rows", r.least}};
     line["most_rows"] = r.most == ops::kAnyRows ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(r.most);
-    line["portable"] = r.chosen[0]->kernel;
+    line["portable"] = r.portable->kernel;
     for (std::size_t i = 0; i < kGpus.size(); ++i) {
       line["chosen"][fmt::format("{}.{}", kGpus[i].capability / 10, kGpus[i].capability % 10)] = r.chosen[i]->kernel;
     }

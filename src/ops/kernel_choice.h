@@ -14,9 +14,11 @@ enum class Leaf : std::uint8_t {
   kExpertsFp4Wgmma,
   kExpertsFp8Wgmma,
   kHyperConnectionCluster,
+  kIndexSelectMma,
   kLinearBf16Wgmma,
   kLinearFp4Wgmma,
   kLinearFp8Wgmma,
+  kSparseAttentionMma,
   kSparseAttentionWgmma,
   kNone
 };

@@ -1,9 +1,9 @@
 // Which kernel does what on which GPU: one table, from which the CUDA backend chooses and `fathom inspect --kernels`
 // prints. Data alone: whoever reads it touches no driver.
 //
-// Every operation has portable kernels, for any GPU from compute capability 8.0 on. A leaf is a kernel for some GPUs,
-// in place of portable ones for some weights and rows; what it takes over it gives back when it is turned off, so a
-// wrong answer can be put down to the leaf that gives it.
+// Every operation has portable kernels, for any GPU from compute capability 8.0 on. A leaf is a kernel for some GPUs, or
+// for the formats and sizes of V4-Flash and Pro alone, in place of portable ones for some weights and rows; what it takes
+// over it gives back when it is turned off, so a wrong answer can be put down to the leaf that gives it.
 #pragma once
 
 #include <cstdint>

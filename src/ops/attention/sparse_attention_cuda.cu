@@ -299,7 +299,8 @@ void run(Context& c, const SparseAttention& op) {
     constexpr std::int64_t kManyParts = 240;
     const bool many = op.batch.tokens >= kManyTokens ||
                       std::int64_t{op.batch.tokens} * ceil_div(most_rows(op), kPartRows) >= kManyParts;
-    return many && c.kernels.uses(Leaf::kSparseAttentionWgmma) ? attend_whole(c, op) : attend_spread(c, op);
+    if (many && c.kernels.uses(Leaf::kSparseAttentionWgmma)) return attend_whole(c, op);
+    if (c.kernels.uses(Leaf::kSparseAttentionMma)) return attend_spread(c, op);
   }
   const Shape s = shape_of(dim);
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));

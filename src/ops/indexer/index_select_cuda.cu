@@ -205,7 +205,7 @@ void run(Context& c, const IndexSelect& op) {
   const std::int64_t stride = std::max(op.batch.longest / op.keys.ratio, 1);
   // Scores of a long prompt's tokens would fill the device: a few tokens at a time.
   constexpr std::int64_t kMostScores = std::int64_t{64} << 20;
-  if (on_tensor_units(op)) {
+  if (c.kernels.uses(Leaf::kIndexSelectMma) && on_tensor_units(op)) {
     ScoreKeys scores{.data = nullptr, .ld = (stride + 7) / 8 * 8, .t0 = 0, .tokens = 0};
     const auto at_once = static_cast<std::int32_t>(std::clamp<std::int64_t>(kMostScores / scores.ld, 1, 32768));
     for (; scores.t0 < op.batch.tokens; scores.t0 += at_once) {

@@ -64,6 +64,9 @@ std::vector<std::int32_t> choices(const Step& s, std::int64_t n, std::uint32_t s
 std::vector<float> run(ops::Backend& backend, const Model& m, const Step& s, Twin<float>& x,
                        Twin<std::int32_t>& experts, Twin<float>& weights, float limit, bool on_device) {
   auto y = Twin<float>::poisoned(s.tokens * m.d);
+  if (on_device) {
+    EXPECT_TRUE(Device::get().backend->finish());  // `backend` may be another one
+  }
   backend.experts({.x = on_device ? x.on_device(s.tokens, m.d) : x.on_host(s.tokens, m.d),
                    .routed = on_device ? m.device_table.device() : m.host_table.data(),
                    .n_routed = static_cast<std::int32_t>(m.host_table.size()),
@@ -75,6 +78,7 @@ std::vector<float> run(ops::Backend& backend, const Model& m, const Step& s, Twi
                    .quantise = s.numerics.quantise,
                    .y = on_device ? y.on_device(s.tokens, m.d) : y.on_host(s.tokens, m.d),
                    .carrier = s.numerics.carrier});
+  EXPECT_TRUE(backend.finish());
   return on_device ? y.fetch() : y.host();
 }
 
@@ -143,6 +147,39 @@ TEST_F(Experts, ATokensResultIsItsOwn) {
       EXPECT_EQ(some, std::vector<float>(whole.begin(), whole.begin() + tokens * m.d)) << tokens << " " << name_of(n);
     }
   }
+}
+
+// What a warp sums alone has the bits of what eight warps sum together.
+TEST_F(Experts, AloneAsInCompany) {
+  const auto company = device_without({"experts.fp4.alone8"});
+  const auto expect_same = [&](const Model& m, const Step& s, std::vector<std::int32_t> chosen) {
+    Twin<float> x(normal(s.tokens * m.d, 51, 0.5F, s.numerics.carrier));
+    Twin<std::int32_t> experts(std::move(chosen));
+    Twin<float> weights(normal(s.tokens * s.k, 53, 0.5F));
+    const auto alone = run(device(), m, s, x, experts, weights, 10, true);
+    EXPECT_EQ(alone, run(*company, m, s, x, experts, weights, 10, true))
+        << s.tokens << " tokens of " << m.d << " by " << m.inner << ", " << name_of(s.numerics);
+  };
+  // Odd numbers of blocks, of rows and of segments.
+  for (const auto& [inner, d] : {std::pair<std::int64_t, std::int64_t>{256, 512}, {384, 640}, {128, 1152}}) {
+    const Model m(kFp4, kFp8, 80, inner, d);
+    for (const ops::Numerics n : {ops::kOfficialBf16, ops::kOfficial}) {
+      for (const std::int64_t tokens : {9, 15, 16, 17, 31, 32, 33, 63, 64}) {
+        const Step s{tokens, 6, n};
+        expect_same(m, s, choices(s, 80, static_cast<std::uint32_t>(tokens)));
+      }
+      // Experts with 64 tokens, 9, 8, 1 and none.
+      std::vector<std::int32_t> uneven;
+      for (std::int32_t t = 0; t < 64; ++t) {
+        for (const std::int32_t e : {0, t < 9 ? 1 : 10 + t % 20, t == 20 ? 79 : t < 8 ? 31 : 32 + t % 40})
+          uneven.push_back(e);
+      }
+      expect_same(m, {64, 3, n}, uneven);
+    }
+  }
+  const Model real(kFp4, kFp8, 6, 2048, 4096);
+  const Step s{9, 3, ops::kOfficialBf16};
+  expect_same(real, s, choices(s, 6, 7));
 }
 
 TEST_F(Experts, RealGeometry) {

@@ -148,6 +148,38 @@ TEST_F(Linear, ATokensOutputsAreItsOwn) {
   }
 }
 
+// The kernel that keeps its inputs has the bits of those that stream them: groups, odd numbers of blocks and of rows.
+TEST_F(Linear, ResidentAsStreamed) {
+  const auto streamed = device_without({"linear.bf16.resident64", "linear.fp8.resident64"});
+  struct Shape {
+    Format format;
+    std::int64_t rows;
+    std::int64_t cols;
+    std::int32_t groups = 1;
+  };
+  for (const Shape& s : {Shape{kFp8, 4096, 8192}, {kFp8, 8 * 192, 4096, 8}, {kFp8, 2 * 40, 1152, 2}, {kFp8F32, 300, 896},
+                         {kFp8, 2048, 1024}, {kBf16, 17000, 640}, {kBf16, 160, 4096}, {kBf16, 1, 7168}}) {
+    const TwinWeight w(s.format, s.rows, s.cols, 5);
+    Twin<float> x(normal(64 * s.groups * s.cols, 6, 1, Carrier::kBf16));
+    for (const std::int64_t tokens : {9, 15, 16, 17, 31, 32, 33, 63, 64}) {
+      const auto run = [&](ops::Backend& backend) {
+        const auto y = Twin<float>::poisoned(tokens * s.rows);
+        EXPECT_TRUE(device().finish());  // which may be another one
+        backend.linear({.x = x.on_device(64, s.groups * s.cols).slice(0, tokens),
+                        .w = w.on_device(),
+                        .y = y.on_device(tokens, s.rows),
+                        .groups = s.groups,
+                        .quantise_x = s.format.dtype != DType::kBf16,
+                        .x_carrier = Carrier::kBf16});
+        EXPECT_TRUE(backend.finish());
+        return y.fetch();
+      };
+      EXPECT_TRUE(run(device()) == run(*streamed))
+          << name_of(s.format) << " [" << s.rows << ", " << s.cols << "] " << s.groups << " groups, " << tokens << " tokens";
+    }
+  }
+}
+
 TEST_F(Linear, NanAndInfinityStayInTheirRow) {
   for (const Format f : {kBf16, kFp8, kFp4}) {
     for (const bool quantise : {false, true}) {

@@ -14,6 +14,7 @@
 
 #include "ops/backend.h"
 #include "ops/device_plugin.h"
+#include "ops/kernel_table.h"
 #include "quant/bf16.h"
 
 namespace fathom::testing {
@@ -55,6 +56,15 @@ class OnDevice : public ::testing::Test {
     return *ref;
   }
 };
+
+// The device without some of its leaves, for results that must not differ with them.
+inline std::unique_ptr<ops::Backend> device_without(const std::vector<std::string>& kernels) {
+  auto off = ops::leaves_named(kernels);
+  EXPECT_TRUE(off) << off.error().what;
+  auto opened = ops::open_cuda({.off = *off});
+  EXPECT_TRUE(opened) << opened.error().what;
+  return std::move(*opened);
+}
 
 // Values on the host and their copy on the device.
 template <class T>

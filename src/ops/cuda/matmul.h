@@ -131,6 +131,15 @@ int tokens_an_item(const Context& c, const Weight& w, Values values, std::int64_
 
 void run_matmul(Context& c, const char* name, const Matmul& m);
 
+// One matrix for 9 to 64 tokens on Hopper, through memory for sums. Takes planes in the order kHalves.
+bool takes_resident(const Context& c, const Weight& w, Values values, std::int64_t rows);
+std::size_t resident_bytes(const Weight& w, std::int64_t rows, std::int64_t groups, Part part);
+void run_resident(Context& c, const char* name, const Matmul& m, std::byte* memory);  // memory: aligned to 256
+
+// Experts in FP4 with about `rows_each` tokens, in items of up to 8, a warp whole rows. Takes planes in the order kRow.
+bool takes_alone(const Context& c, const Weight& w, Values values, std::int64_t rows_each);
+void run_alone(Context& c, const char* name, const Matmul& m);
+
 // ---- Several products for few tokens in one launch.
 
 inline constexpr int kListTokens = 8;   // of an item, and of products of one matrix

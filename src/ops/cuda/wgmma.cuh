@@ -40,6 +40,18 @@ template <int kN>
 struct Wgmma;
 
 template <>
+struct Wgmma<16> {
+  static __device__ void run(float (&d)[8], const std::uint32_t (&a)[4], std::uint64_t tokens, int add) {
+    asm volatile(
+        "{ .reg .pred p; setp.ne.b32 p, %13, 0; "
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, %12, p, 1, 1, 0; }"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(tokens), "r"(add));
+  }
+};
+
+template <>
 struct Wgmma<32> {
   static __device__ void run(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t tokens, int add) {
     asm volatile(

@@ -79,14 +79,21 @@ void run(Context& c, const Linear& op) {
     return;
   }
   const Values values = values_of(op);
-  std::byte* memory = c.scratch->take(planes_bytes(op.x.rows * op.groups, op.w.cols, values), c.fault);
-  const Planes x = make_planes(c, {.x = op.x,
-                                   .groups = op.groups,
-                                   .values = values,
-                                   .order = order_for(c, op.w, values, op.x.rows, op.groups),
-                                   .memory = memory});
-  run_matmul(c, "linear",
-             {.w = op.w, .groups = op.groups, .x = x, .rows = op.x.rows, .y = op.y, .carrier = op.carrier});
+  const bool resident = takes_resident(c, op.w, values, op.x.rows);
+  Pieces pieces;
+  const std::size_t planes = pieces.add<std::byte>(
+      static_cast<std::int64_t>(planes_bytes(op.x.rows * op.groups, op.w.cols, values)));
+  const std::size_t sums =
+      resident ? pieces.add<std::byte>(
+                     static_cast<std::int64_t>(resident_bytes(op.w, op.x.rows, op.groups, Part::kDown)))
+               : 0;
+  std::byte* const memory = c.scratch->take(pieces.bytes(), c.fault);
+  const Order order = resident ? order_for(op.w) : order_for(c, op.w, values, op.x.rows, op.groups);
+  const Planes x =
+      make_planes(c, {.x = op.x, .groups = op.groups, .values = values, .order = order, .memory = memory + planes});
+  const Matmul m{.w = op.w, .groups = op.groups, .x = x, .rows = op.x.rows, .y = op.y, .carrier = op.carrier};
+  if (resident) run_resident(c, "linear", m, memory + sums);
+  else run_matmul(c, "linear", m);
 }
 
 void run(Context& c, std::span<const Linear> ops) {

@@ -6,6 +6,7 @@
 #include "ops/cuda/ops.h"
 #include "ops/moe/experts_few_cuda.h"
 #include "ops/moe/experts_plan.cuh"
+#include "ops/moe/experts_some_cuda.h"
 
 namespace fathom::ops::cuda {
 namespace {
@@ -69,7 +70,7 @@ void run(Context& c, const Experts& op) {
   FATHOM_CHECK(op.y.rows == tokens && op.y.cols == d, "y has the shape of x");
   FATHOM_CHECK(op.n_routed <= kMostExperts && op.routed_like.w1.cols == d, "experts of these shapes");
   FATHOM_CHECK(op.shared.w1.rows == inner, "the shared expert is as wide as the routed ones");
-  if (tokens == 0 || run_few(c, op)) return;
+  if (tokens == 0 || run_few(c, op) || run_some(c, op)) return;
   const Values routed = values_for(op.routed_like.w1, op.quantise, op.carrier);
   const Values shared = values_for(op.shared.w1, op.quantise, op.carrier);
   const std::int64_t rows_each = tokens * k / std::max(op.n_routed, 1);

@@ -1,0 +1,258 @@
+// resident: one matrix for 9 to 64 tokens on Hopper. A block keeps one segment of the inputs of all tokens in shared
+// memory and lets rows of W go past, once: three warpgroups, each expands 64 rows into registers and multiplies, none
+// waits for another. Sums of segments go through memory, where a second launch adds them up.
+#pragma once
+
+#include <algorithm>
+
+#include "ops/cuda/barrier.cuh"
+#include "ops/cuda/matmul_common.cuh"
+#include "ops/cuda/wgmma.cuh"
+
+namespace fathom::ops::cuda {
+
+inline constexpr int kResidentGroups = 3;  // warpgroups of a block
+inline constexpr int kResidentThreads = kResidentGroups * 128;
+inline constexpr int kResidentRows = 64;          // of a tile
+inline constexpr int kResidentTokens = 64;        // at most
+inline constexpr std::int64_t kResidentTiles = 256;  // of a launch: what they leave stays in L2
+
+// Tokens as the instruction takes them.
+constexpr int resident_tokens(std::int64_t rows) { return rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
+
+// What a launch has: tiles [first, first + count) of every group.
+struct ResidentTiles {
+  int first;
+  int count;
+};
+
+// A segment of a group's inputs with one of the matrices.
+struct ResidentPart {
+  int segment;
+  int group;
+  int matrix;
+
+  __device__ ResidentPart(const Job& job, int part)
+      : segment(part % job.segments),
+        group(part / job.segments % job.groups),
+        matrix(part / job.segments / job.groups) {}
+};
+
+#if FATHOM_WGMMA
+
+// Reads a lane's share of rows g and g + 8, block by block.
+template <Format F>
+struct ResidentReader {
+  static constexpr int kPieces = F == Format::kBf16 ? 4 : 2;  // of 16 bytes, of a row and block
+  static constexpr int kBytes = F == Format::kBf16 ? 256 : 128;
+  struct Block {
+    uint4 v[2][kPieces];
+    std::uint32_t scale[2];  // bits of an f32, or a code
+  };
+  const std::byte* data[2];
+  const std::byte* scales[2];
+
+  __device__ ResidentReader(const Job& job, const WeightView& w, int group, int row, int block) {
+    const int t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const std::int64_t at =
+          static_cast<std::int64_t>(group) * job.group_rows + min(row + 8 * r, job.group_rows - 1);
+      data[r] = w.data + at * job.row_bytes + block * kBytes + kBytes / 8 * t;
+      scales[r] = w.scales + (at / quant::kWeightBlock * job.scale_stride + block) * (job.scales_f32 ? 4 : 1);
+    }
+  }
+  __device__ Block next(bool scales_f32) {
+    Block b;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        constexpr int kHalf = kPieces / 2;
+        b.v[r][i] = read16(data[r] + i / kHalf * (kBytes / 2) + i % kHalf * 16);
+      }
+      data[r] += kBytes;
+      b.scale[r] = 0;
+      if constexpr (F == Format::kFp8) {
+        b.scale[r] = scales_f32 ? *reinterpret_cast<const std::uint32_t*>(scales[r])
+                                : static_cast<std::uint32_t>(*scales[r]);
+        scales[r] += scales_f32 ? 4 : 1;
+      }
+    }
+    return b;
+  }
+  static __device__ float scale(const Block& b, int r, bool scales_f32) {
+    if constexpr (F == Format::kBf16) return 1.0F;
+    return scales_f32 ? __uint_as_float(b.scale[r]) : ue8m0(b.scale[r]);
+  }
+  static __device__ void expand(const Block& b, int r, int half, std::uint32_t (&pairs)[8]) {
+    typename Loader<F>::Raw raw;
+    if constexpr (F == Format::kBf16) {
+      raw.v[half][0] = b.v[r][2 * half];
+      raw.v[half][1] = b.v[r][2 * half + 1];
+    } else {
+      raw.v[half] = b.v[r][half];
+    }
+    Loader<F>::expand(raw, half, 0, pairs);
+  }
+};
+
+// Blocks [begin, end) of the planes' rows of a group into shared memory as wgmma.cuh wants them: of each half block,
+// kN rows of 128 bytes. The pairs 2j and 2j + 1 of the four runs of 16 are the columns of instruction j.
+template <int kN>
+__device__ void stage_segment(const Job& job, int group, int begin, int end, std::byte* to) {
+  const int halves = 2 * (end - begin);
+  for (int i = static_cast<int>(threadIdx.x); i < halves * kN; i += kResidentThreads) {
+    const int half = i % halves;
+    const int n = i / halves;
+    std::uint32_t pairs[4][8] = {};
+    if (n < job.rows) {
+      const auto* from = reinterpret_cast<const uint4*>(
+          job.x.data + (static_cast<std::int64_t>(n) * job.groups + group) * job.x.row_stride + begin * kBlock + 64 * half);
+#pragma unroll
+      for (int p = 0; p < 8; ++p) {
+        const uint4 v = from[p];
+        pairs[p / 2][p % 2 * 4] = v.x;
+        pairs[p / 2][p % 2 * 4 + 1] = v.y;
+        pairs[p / 2][p % 2 * 4 + 2] = v.z;
+        pairs[p / 2][p % 2 * 4 + 3] = v.w;
+      }
+    }
+    std::byte* const row = to + (half * kN + n) * 128;
+#pragma unroll
+    for (int p = 0; p < 8; ++p) {
+      *reinterpret_cast<uint4*>(row + (p ^ n % 8) * 16) = {pairs[0][p], pairs[1][p], pairs[2][p], pairs[3][p]};
+    }
+  }
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#endif  // FATHOM_WGMMA
+
+// sums: [parts][tiles][kN / 8][128], of a thread's two rows and two tokens.
+template <Format F, int kN>
+__global__ void __launch_bounds__(kResidentThreads, 1)
+    resident(const __grid_constant__ Job job, int parts, ResidentTiles tiles, float4* sums) {
+#if FATHOM_WGMMA
+  extern __shared__ uint4 resident_shared[];
+  using Reader = ResidentReader<F>;
+  constexpr int kAhead = F == Format::kFp8 ? 2 : 1;  // blocks of weights under way
+  const std::uint32_t misaligned = shared_address(resident_shared) % 1024;
+  std::byte* const staged = reinterpret_cast<std::byte*>(resident_shared) + (misaligned == 0 ? 0 : 1024 - misaligned);
+  const auto number = static_cast<int>(blockIdx.x) % parts;
+  const int member = static_cast<int>(blockIdx.x) / parts;
+  const int members = (static_cast<int>(gridDim.x) - number + parts - 1) / parts;
+  const ResidentPart part_of(job, number);
+  const int begin = job.blocks * part_of.segment / job.segments;
+  const int end = job.blocks * (part_of.segment + 1) / job.segments;
+  const int thread = static_cast<int>(threadIdx.x) % 128;
+  const int row = thread / kWarp * 16 + thread % kWarp / 4;
+  const int step = members * kResidentGroups;
+  int tile = member + static_cast<int>(threadIdx.x) / 128 * members;
+  const bool scales_f32 = job.scales_f32;
+  const auto reader_of = [&](int i) {
+    return Reader(job, job.w[part_of.matrix], part_of.group, (tiles.first + i) * kResidentRows + row, begin);
+  };
+  allow_next();
+  Reader reader = reader_of(tile < tiles.count ? tile : 0);
+  typename Reader::Block blocks[kAhead];
+#pragma unroll
+  for (int d = 0; d < kAhead; ++d) {
+    if (d < end - begin) blocks[d] = reader.next(scales_f32);
+  }
+  await_results();
+  stage_segment<kN>(job, part_of.group, begin, end, staged);
+  __syncthreads();
+
+  float part[kN / 2];
+  float sum[kN / 2];
+  std::uint32_t a[2][4][4];
+  const auto expand = [&](const typename Reader::Block& from, int half) {
+    std::uint32_t lower[8];
+    std::uint32_t upper[8];
+    Reader::expand(from, 0, half, lower);
+    Reader::expand(from, 1, half, upper);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      a[half][j][0] = lower[2 * j];
+      a[half][j][1] = upper[2 * j];
+      a[half][j][2] = lower[2 * j + 1];
+      a[half][j][3] = upper[2 * j + 1];
+    }
+    // Here, not between the instructions that read them.
+#pragma unroll
+    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[half][i / 4][i % 4])::"memory");
+  };
+  const auto multiply = [&](int block, int half) {
+    const std::uint64_t tokens = tokens_at(staged + (2 * block + half) * (kN * 128));
+    wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < 4; ++j) Wgmma<kN>::run(part, a[half][j], tokens + 2 * j, half + j);
+    wgmma_commit();
+  };
+#pragma unroll 1
+  for (; tile < tiles.count; tile += step) {
+    const bool more = tile + step < tiles.count;
+#pragma unroll
+    for (int i = 0; i < kN / 2; ++i) sum[i] = 0;
+    const int count = end - begin;
+#pragma unroll 1
+    for (int b0 = 0; b0 < count; b0 += kAhead) {
+#pragma unroll
+      for (int d = 0; d < kAhead; ++d) {
+        const int b = b0 + d;
+        if (b < count) {
+          expand(blocks[d], 0);
+          multiply(b, 0);
+          expand(blocks[d], 1);
+          const float scale[2] = {Reader::scale(blocks[d], 0, scales_f32), Reader::scale(blocks[d], 1, scales_f32)};
+          multiply(b, 1);
+          if (b + kAhead == count && more) reader = reader_of(tile + step);
+          if (b + kAhead < count || more) blocks[d] = reader.next(scales_f32);
+          wgmma_wait<0>();
+#pragma unroll
+          for (int i = 0; i < kN / 2; ++i) sum[i] = fmaf(part[i], scale[i / 2 % 2], sum[i]);
+        }
+      }
+    }
+    float4* const to = sums + (static_cast<std::int64_t>(number) * tiles.count + tile) * (kN / 8) * 128 + thread;
+#pragma unroll
+    for (int n = 0; n < kN / 8; ++n) to[n * 128] = {sum[4 * n], sum[4 * n + 1], sum[4 * n + 2], sum[4 * n + 3]};
+  }
+#endif
+}
+
+// Adds the segments up, and writes. A block has 8 tokens of a tile of a group.
+template <bool kGate>
+__global__ void __launch_bounds__(128)
+    add_segments(const __grid_constant__ Job job, int token_groups, ResidentTiles tiles, const float4* sums) {
+  await_previous();
+  const auto tile = static_cast<int>(blockIdx.x) / token_groups;
+  const auto n = static_cast<int>(blockIdx.x) % token_groups;
+  const auto group = static_cast<int>(blockIdx.y);
+  const auto thread = static_cast<int>(threadIdx.x);
+  float4 total[kGate ? 2 : 1];
+#pragma unroll
+  for (int m = 0; m < (kGate ? 2 : 1); ++m) {
+    const auto at = [&](int s) {
+      const std::int64_t part = (static_cast<std::int64_t>(m) * job.groups + group) * job.segments + s;
+      return sums[((part * tiles.count + tile) * token_groups + n) * 128 + thread];
+    };
+    float4 v = at(0);
+#pragma unroll 8
+    for (int s = 1; s < job.segments; ++s) {
+      const float4 more = at(s);
+      v = {v.x + more.x, v.y + more.y, v.z + more.z, v.w + more.w};
+    }
+    total[m] = v;
+  }
+  const int row0 = (tiles.first + tile) * kResidentRows + thread / kWarp * 16;
+  const float4 a = total[0];
+  const float4 b = total[kGate ? 1 : 0];
+  write_result<kGate>(job, 0, job.rows, row0, 8 * n, group, 0, a.x, b.x);
+  write_result<kGate>(job, 0, job.rows, row0, 8 * n, group, 1, a.y, b.y);
+  write_result<kGate>(job, 0, job.rows, row0, 8 * n, group, 2, a.z, b.z);
+  write_result<kGate>(job, 0, job.rows, row0, 8 * n, group, 3, a.w, b.w);
+}
+
+}  // namespace fathom::ops::cuda

@@ -1,0 +1,158 @@
+#include "ops/moe/experts_some_cuda.h"
+
+#include <algorithm>
+
+#include "ops/cuda/launch.cuh"
+#include "ops/cuda/matmul.h"
+#include "ops/cuda/numbers.cuh"
+#include "ops/moe/experts_plan.cuh"
+
+namespace fathom::ops::cuda {
+namespace {
+
+constexpr int kSumThreads = 256;
+constexpr int kTokensAnItem = 8;
+
+Values values_for(const Weight& w, bool quantise) {
+  return quantise && w.quantised() ? Values::kQuantise : Values::kBf16;
+}
+
+bool takes(const Context& c, const Experts& op) {
+  const std::int64_t rows_each = op.x.rows * op.experts.cols / std::max(op.n_routed, 1);
+  const auto fits = [&](const Weight& w) { return takes_alone(c, w, values_for(w, op.quantise), rows_each); };
+  const auto shared_fits = [&](const Weight& w, const Weight& like) {
+    const Values values = values_for(w, op.quantise);
+    return values == values_for(like, op.quantise) && takes_resident(c, w, values, op.x.rows);
+  };
+  return op.carrier == Carrier::kBf16 && fits(op.routed_like.w1) && fits(op.routed_like.w2) &&
+         shared_fits(op.shared.w1, op.routed_like.w1) && shared_fits(op.shared.w2, op.routed_like.w2);
+}
+
+// y[t] = the routed results in order of the experts, then the shared one. results [T*k + T, d]: sorted choices, tokens.
+__global__ void sum_choices(const float* results, const std::int32_t* place, int k, Mat<float> y, Carrier carrier) {
+  await_previous();
+  const std::int64_t i = 4 * (static_cast<std::int64_t>(blockIdx.x) * kSumThreads + threadIdx.x);
+  const std::int64_t t = blockIdx.y;
+  if (i >= y.cols) return;
+  float4 sum = {0, 0, 0, 0};
+  const auto add = [&](std::int64_t row) {
+    const float4 v = *reinterpret_cast<const float4*>(results + row * y.cols + i);
+    sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
+  };
+#pragma unroll 6
+  for (int j = 0; j < k; ++j) add(place[t * k + j]);
+  add(y.rows * k + t);
+  float* const to = y.data + t * y.ld + i;
+  to[0] = carry_to(sum.x, carrier);
+  to[1] = carry_to(sum.y, carrier);
+  to[2] = carry_to(sum.z, carrier);
+  to[3] = carry_to(sum.w, carrier);
+}
+
+// Memory of one call, laid out. Sorted choices come first, then the tokens as the shared expert has them.
+struct Room {
+  explicit Room(const Experts& op, std::int64_t most_items) {
+    const std::int64_t tokens = op.x.rows;
+    const std::int64_t choices = tokens * op.experts.cols;
+    const std::int64_t inner = op.routed_like.w1.rows;
+    const auto planes = [this](std::int64_t rows, std::int64_t cols) {
+      return pieces.add<std::byte>(static_cast<std::int64_t>(planes_bytes(rows, cols, Values::kBf16)));
+    };
+    list = pieces.add<std::int32_t>(choices);
+    weights = pieces.add<float>(choices);
+    place = pieces.add<std::int32_t>(choices);
+    items = pieces.add<Item>(most_items);
+    n_items = pieces.add<std::int32_t>(1);
+    counts = pieces.add<std::byte>(static_cast<std::int64_t>(plan_bytes(choices, op.n_routed)));
+    x_routed = planes(tokens, op.x.cols);
+    x_shared = planes(tokens, op.x.cols);
+    z = pieces.add<float>((choices + tokens) * inner);
+    z_planes = planes(choices + tokens, inner);
+    results = pieces.add<float>((choices + tokens) * op.x.cols);
+    sums = pieces.add<std::byte>(
+        static_cast<std::int64_t>(std::max(resident_bytes(op.shared.w1, tokens, 1, Part::kGate),
+                                           resident_bytes(op.shared.w2, tokens, 1, Part::kDown))));
+  }
+  Pieces pieces;
+  std::size_t list, weights, place, items, n_items, counts, x_routed, x_shared, z, z_planes, results, sums;
+};
+
+}  // namespace
+
+bool run_some(Context& c, const Experts& op) {
+  if (!takes(c, op)) return false;
+  const std::int64_t tokens = op.x.rows;
+  const std::int64_t k = op.experts.cols;
+  const std::int64_t choices = tokens * k;
+  const ExpertWeights& r = op.routed_like;
+  const std::int64_t most_items = std::min<std::int64_t>(choices, op.n_routed + choices / kTokensAnItem);
+  const Room room(op, most_items);
+  std::byte* const base = c.scratch->take(room.pieces.bytes(), c.fault);
+  const Plan plan{.list = reinterpret_cast<std::int32_t*>(base + room.list),
+                  .weights = reinterpret_cast<float*>(base + room.weights),
+                  .place = reinterpret_cast<std::int32_t*>(base + room.place),
+                  .items = reinterpret_cast<Item*>(base + room.items),
+                  .n_items = reinterpret_cast<std::int32_t*>(base + room.n_items)};
+  const Mat<float> z = mat(reinterpret_cast<float*>(base + room.z), choices + tokens, r.w1.rows);
+  const Mat<float> results = mat(reinterpret_cast<float*>(base + room.results), choices + tokens, op.y.cols);
+
+  make_plan(c, op.experts, op.weights, op.n_routed, kTokensAnItem, plan, base + room.counts);
+  const Planes x = make_planes(c, {.x = op.x,
+                                   .values = values_for(r.w1, op.quantise),
+                                   .order = order_for(r.w1),
+                                   .memory = base + room.x_routed,
+                                   .other_order = order_for(op.shared.w1),
+                                   .other_memory = base + room.x_shared});
+  run_resident(c, "shared_gate",
+               {.w = op.shared.w1,
+                .w3 = op.shared.w3,
+                .part = Part::kGate,
+                .x = at(x, base + room.x_shared, order_for(op.shared.w1)),
+                .rows = tokens,
+                .swiglu_limit = op.swiglu_limit,
+                .y = z.slice(choices, tokens),
+                .carrier = op.carrier},
+               base + room.sums);
+  run_alone(c, "experts_gate",
+            {.w = r.w1,
+             .table = op.routed,
+             .part = Part::kGate,
+             .x = x,
+             .list = plan.list,
+             .items = plan.items,
+             .n_items = plan.n_items,
+             .tokens_an_item = kTokensAnItem,
+             .weights = plan.weights,
+             .swiglu_limit = op.swiglu_limit,
+             .y = z.slice(0, choices),
+             .carrier = op.carrier});
+  const Planes h = make_planes(c, {.x = z,
+                                   .values = values_for(r.w2, op.quantise),
+                                   .order = order_for(r.w2),
+                                   .memory = base + room.z_planes,
+                                   .other_order = order_for(op.shared.w2),
+                                   .other_from = choices});
+  run_resident(c, "shared_down",
+               {.w = op.shared.w2,
+                .x = from_row(h, choices, order_for(op.shared.w2)),
+                .rows = tokens,
+                .y = results.slice(choices, tokens),
+                .carrier = op.carrier},
+               base + room.sums);
+  run_alone(c, "experts_down",
+            {.w = r.w2,
+             .table = op.routed,
+             .x = h,
+             .items = plan.items,
+             .n_items = plan.n_items,
+             .tokens_an_item = kTokensAnItem,
+             .y = results.slice(0, choices),
+             .carrier = op.carrier});
+  launch(c, "experts_sum", sum_choices,
+         dim3(static_cast<unsigned>(ceil_div(op.y.cols, 4 * kSumThreads)), static_cast<unsigned>(tokens)), kSumThreads, 0,
+         static_cast<const float*>(results.data), static_cast<const std::int32_t*>(plan.place), static_cast<int>(k),
+         op.y, op.carrier);
+  return true;
+}
+
+}  // namespace fathom::ops::cuda

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -21,6 +22,7 @@
 #include "cli/progress.h"
 #include "cli/svg_plot.h"
 #include "cli/synthetic_source.h"
+#include "ops/fma_peak.h"
 
 namespace fathom::cli {
 namespace {
@@ -51,6 +53,7 @@ struct Report {
   std::string numerics;
   bool on_host = true;
   double bandwidth = 0;  // bytes per second: of reading on a CPU, of copying on a device
+  double fma_peak = 0;   // f32 operations per second of a CPU; 0 on a device
   std::uint64_t weight_bytes = 0;
   double load_seconds = 0;  // until the model is ready, made-up weights made before
   std::vector<BenchRow> rows;
@@ -63,42 +66,62 @@ void print_row(const Report& r, const BenchRow& row) {
     fmt::print("  does not fit in the memory\n");
     return;
   }
-  const double rate = row.step_bytes / row.seconds;
-  fmt::print("{:>12.1f} {:>11.2f} {:>8} {:>9}{}\n", row.per_second(), 1000 * row.seconds,
-             decode ? fmt::format("{:.1f}", rate / 1e9) : "",
-             decode ? fmt::format("{:.0f} %", 100 * rate / r.bandwidth) : "",
+  const auto share = [&](double amount, double limit) -> std::pair<std::string, std::string> {
+    if (amount == 0 || limit == 0) return {};
+    return {fmt::format("{:.1f}", amount / row.seconds / 1e9),
+            fmt::format("{:.0f} %", 100 * amount / row.seconds / limit)};
+  };
+  const auto [rate, of_bandwidth] = share(row.step_bytes, r.bandwidth);
+  const auto [flops, of_peak] = share(row.flops, r.fma_peak);
+  fmt::print("{:>12.1f} {:>11.2f} {:>8} {:>9} {:>8} {:>8}{}\n", row.per_second(), 1000 * row.seconds, rate,
+             of_bandwidth, flops, of_peak,
              row.full_seconds > 0 ? fmt::format("  {:.2f} tokens/s", row.tokens / row.full_seconds) : "");
 }
 
 void print_operations(const Report& r, const BenchRow& row) {
-  fmt::print("\nThe operations of a decode step, batch {}, context {}, each kind alone:\n", row.tokens, row.context);
-  fmt::print("{:<36} {:>6} {:>9} {:>11} {:>11} {:>10} {:>8} {:>9}\n", "", "calls", r.on_host ? "" : "launches",
-             "us a call", "us in all", "MB", "GB/s", "of limit");
-  double seconds = 0;
-  double bytes = 0;
-  const auto line = [&](const std::string& name, std::string calls, std::uint64_t launches, double each, double all,
-                        double moved) {
-    fmt::print("{:<36} {:>6} {:>9} {:>11} {:>11.1f} {:>10.2f} {:>8.1f} {:>7.0f} %\n", name, calls,
-               r.on_host ? "" : fmt::format("{}", launches), each > 0 ? fmt::format("{:.2f}", 1e6 * each) : "",
-               1e6 * all, moved / 1e6, moved / all / 1e9, 100 * moved / all / r.bandwidth);
+  if (row.what == "decode") {
+    fmt::print("\nThe operations of a decode step, batch {}, context {}, each kind alone:\n", row.tokens, row.context);
+  } else {
+    fmt::print("\nThe operations of the last step, {} tokens, of a prompt of {}, each kind alone:\n", row.last_step,
+               row.tokens);
+  }
+  fmt::print("{:<36} {:>6} {:>9} {:>11} {:>11} {:>10} {:>8} {:>9} {:>8} {:>8}\n", "", "calls",
+             r.on_host ? "" : "launches", "us a call", "us in all", "MB", "GB/s", "of limit",
+             r.on_host ? "GFLOP/s" : "", r.on_host ? "of FMA" : "");
+  OperationRow sum{.name = "their sum", .launches = row.launches};
+  const auto line = [&](const OperationRow& o) {
+    const auto per_call = 1e6 * o.seconds / static_cast<double>(o.calls);
+    const bool flops = o.flops > 0 && r.fma_peak > 0;
+    fmt::print("{:<36} {:>6} {:>9} {:>11} {:>11.1f} {:>10.2f} {:>8.1f} {:>7.0f} % {:>8} {:>8}\n", o.name,
+               o.calls > 0 ? fmt::format("{}", o.calls) : "", r.on_host ? "" : fmt::format("{}", o.launches),
+               o.calls > 0 ? fmt::format("{:.2f}", per_call) : "", 1e6 * o.seconds, o.bytes / 1e6,
+               o.bytes / o.seconds / 1e9, 100 * o.bytes / o.seconds / r.bandwidth,
+               flops ? fmt::format("{:.1f}", o.flops / o.seconds / 1e9) : "",
+               flops ? fmt::format("{:.0f} %", 100 * o.flops / o.seconds / r.fma_peak) : "");
   };
   for (const OperationRow& o : row.operations) {
-    line(o.name, fmt::format("{}", o.calls), o.launches, o.seconds / static_cast<double>(o.calls), o.seconds, o.bytes);
-    seconds += o.seconds;
-    bytes += o.bytes;
+    line(o);
+    sum.seconds += o.seconds;
+    sum.bytes += o.bytes;
+    sum.flops += o.flops;
   }
-  line("their sum", "", row.launches, 0, seconds, bytes);
-  line("the step", "", row.launches, 0, row.seconds, bytes);
+  line(sum);
+  if (row.what != "decode") return;
+  sum.name = "the step";
+  sum.seconds = row.seconds;
+  line(sum);
 }
 
 void print(const Report& r) {
   fmt::print("{}, {} layers, {}{}, numerics {}\n", r.model, r.layers, r.device,
              r.on_host ? fmt::format(", {} threads", r.threads) : "", r.numerics);
-  fmt::print("{}, measured: {:.1f} GB/s\n\n",
+  fmt::print("{}, measured: {:.1f} GB/s\n",
              r.on_host ? "memory read bandwidth" : "device memory, a large copy's reads and writes", r.bandwidth / 1e9);
+  if (r.fma_peak > 0) fmt::print("f32 fused multiply-adds, measured: {:.1f} GFLOP/s\n", r.fma_peak / 1e9);
   const bool estimated = r.all_layers > r.layers;
-  fmt::print("{:<8} {:>9} {:>6} {:>12} {:>11} {:>8} {:>9}{}\n", "", "tokens", "batch", "tokens/s", "ms", "GB/s",
-             "of limit", estimated ? fmt::format("  estimate, {} layers", r.all_layers) : "");
+  fmt::print("\n{:<8} {:>9} {:>6} {:>12} {:>11} {:>8} {:>9} {:>8} {:>8}{}\n", "", "tokens", "batch", "tokens/s", "ms",
+             "GB/s", "of limit", r.on_host ? "GFLOP/s" : "", r.on_host ? "of FMA" : "",
+             estimated ? fmt::format("  estimate, {} layers", r.all_layers) : "");
   for (const BenchRow& row : r.rows) print_row(r, row);
   for (const BenchRow& row : r.rows) {
     if (!row.operations.empty()) print_operations(r, row);
@@ -122,6 +145,10 @@ Json as_json(const Report& r, const BenchRow& row) {
     j["of_bandwidth"] = row.step_bytes / row.seconds / r.bandwidth;
     if (!r.on_host) j["launches"] = row.launches;
   }
+  if (row.flops > 0) {
+    j["flops_per_second"] = row.flops / row.seconds;
+    j["of_fma_peak"] = row.flops / row.seconds / r.fma_peak;
+  }
   if (row.full_seconds > 0) j["estimated_tokens_per_second_all_layers"] = row.tokens / row.full_seconds;
   for (const OperationRow& o : row.operations) {
     j["operations"].push_back(Json{{"name", o.name},
@@ -130,6 +157,7 @@ Json as_json(const Report& r, const BenchRow& row) {
                                    {"seconds", o.seconds},
                                    {"bytes", o.bytes},
                                    {"of_bandwidth", o.bytes / o.seconds / r.bandwidth}});
+    if (o.flops > 0 && r.fma_peak > 0) j["operations"].back()["of_fma_peak"] = o.flops / o.seconds / r.fma_peak;
   }
   return j;
 }
@@ -144,21 +172,38 @@ Json as_json(const Report& r) {
               {"threads", r.threads},
               {"numerics", r.numerics},
               {"bandwidth", r.bandwidth},
+              {"fma_peak", r.fma_peak},
               {"weight_bytes", r.weight_bytes},
               {"load_seconds", r.load_seconds},
               {"rows", std::move(rows)}};
 }
 
+void add_point(Plot& p, const std::string& series, double x, double y) {
+  auto at = std::find_if(p.series.begin(), p.series.end(), [&](const Series& s) { return s.name == series; });
+  if (at == p.series.end()) at = p.series.insert(p.series.end(), Series{.name = series, .points = {}});
+  at->points.emplace_back(x, y);
+}
+
+// Speeds, and where they would be if nothing but the limits measured in this run held them back.
 std::string plot(const Report& r) {
-  Plot p{.title = "Decode, " + r.model, .x_label = "context (tokens)", .y_label = "tokens/s", .series = {}};
+  Plot decode{.title = "Decode, " + r.model, .x_label = "context (tokens)", .y_label = "tokens/s", .series = {}};
+  Plot prefill{.title = "Prefill, " + r.model, .x_label = "prompt (tokens)", .y_label = "tokens/s", .series = {}};
+  const bool in_memory = r.on_host && r.weight_bytes >= kCacheSized;
   for (const BenchRow& row : r.rows) {
-    if (row.what != "decode" || !row.fits) continue;
-    const std::string name = fmt::format("batch {}", row.tokens);
-    auto at = std::find_if(p.series.begin(), p.series.end(), [&](const Series& s) { return s.name == name; });
-    if (at == p.series.end()) at = p.series.insert(p.series.end(), Series{.name = name, .points = {}});
-    at->points.emplace_back(row.context, row.per_second());
+    if (!row.fits) continue;
+    if (row.what == "decode") {
+      add_point(decode, fmt::format("batch {}", row.tokens), row.context, row.per_second());
+      if (in_memory) {
+        add_point(decode, fmt::format("memory, batch {}", row.tokens), row.context,
+                  row.tokens * r.bandwidth / row.step_bytes);
+      }
+    } else {
+      add_point(prefill, "prompt", row.tokens, row.per_second());
+      if (r.fma_peak > 0) add_point(prefill, "f32 FMA peak", row.tokens, row.tokens * r.fma_peak / row.flops);
+    }
   }
-  return svg(std::span(&p, 1));
+  const std::array<Plot, 2> both = {std::move(decode), std::move(prefill)};
+  return svg(both);
 }
 
 Result<checkpoint::Checkpoint> open_or_make(const Options& o, ThreadPool& pool, Report& report) {
@@ -178,7 +223,7 @@ Result<> run_cases(const Options& o, BenchCases& bench, const checkpoint::ModelC
   const std::size_t cases = o.prefill.size() + o.batches.size() * o.contexts.size();
   const bool estimate = report.all_layers > report.layers;
   for (const std::int32_t tokens : o.prefill) {
-    FATHOM_ASSIGN(BenchRow row, bench.prefill(tokens));
+    FATHOM_ASSIGN(BenchRow row, bench.prefill(tokens, o.operations));
     if (estimate) row.full_seconds = row.seconds * all.active_parameters() / here.active_parameters();
     report.rows.push_back(row);
     progress.update(report.rows.size(), cases);
@@ -221,6 +266,7 @@ Result<> run(const Options& o) {
   ThreadPool pool(report.threads);
   FATHOM_ASSIGN(auto checkpoint, open_or_make(o, pool, report));
   report.bandwidth = report.on_host ? measure_read_bandwidth(pool) : measure_copy_bandwidth(*device);
+  if (report.on_host) report.fma_peak = ops::measure_fma_peak(pool);
   const std::int32_t most = *std::max_element(o.batches.begin(), o.batches.end());
   const std::int32_t chunk = o.chunk != 0 ? o.chunk : report.on_host ? 256 : 4096;
   auto tap = std::make_unique<TapBackend>(std::move(device));
@@ -273,7 +319,7 @@ void add_bench(CLI::App& app, ExitCode& exit) {
       ->capture_default_str();
   command->add_option("--chunk", o->chunk, "tokens of a prefill step (default: 256, on a GPU 4096)")
       ->check(CLI::Range(1, 1 << 16));
-  command->add_flag("--operations", o->operations, "also every kind of operation of the decode steps alone");
+  command->add_flag("--operations", o->operations, "also every kind of operation of the steps alone");
   command->add_option("--svg", o->svg, "also write a plot of decode speed, or of --serve")->type_name("FILE");
   command->add_flag("--json", o->json, "one JSON object");
   add_serve_bench(*command, o->serve);

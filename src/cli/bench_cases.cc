@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
+#include <utility>
 
 #include "cache/sequence.h"
 #include "cli/compute.h"
@@ -112,16 +112,32 @@ BenchCases::BenchCases(model::Model& m, TapBackend& backend, checkpoint::Invento
   format_.index_keys = n.quantise ? quant::EntryFormat::kFp4 : quant::EntryFormat::kF32;
 }
 
-Result<BenchRow> BenchCases::prefill(std::int32_t tokens) {
+Result<BenchRow> BenchCases::prefill(std::int32_t tokens, bool operations) {
+  BenchRow row{.what = "prefill", .tokens = tokens};
+  FATHOM_ASSIGN(auto s, cache::Sequence::create(m_.layout(), m_.backend()));
+  const auto read = [&](std::int32_t n) {
+    return feed(m_, s, random_ids(n), {}, [](std::int64_t, Mat<const float>) -> Result<> { return {}; });
+  };
   std::vector<double> seconds;
   for (int round = 0; round < 3; ++round) {
-    FATHOM_ASSIGN(auto s, cache::Sequence::create(m_.layout(), m_.backend()));
-    const std::vector<std::int32_t> ids = random_ids(tokens);
+    s.restart();
+    const double before = backend_.flops();
     const auto start = Clock::now();
-    FATHOM_TRY(feed(m_, s, ids, {}, [](std::int64_t, Mat<const float>) -> Result<> { return {}; }));
+    FATHOM_TRY(read(tokens));
     seconds.push_back(since(start));
+    if (backend_.on_host()) row.flops = backend_.flops() - before;
   }
-  return BenchRow{.what = "prefill", .tokens = tokens, .seconds = median(seconds)};
+  row.seconds = median(seconds);
+  if (operations) {
+    s.restart();
+    row.last_step = (tokens - 1) % m_.options().max_step_tokens + 1;
+    FATHOM_TRY(read(tokens - row.last_step));
+    Result<> again;
+    const std::vector<Tapped> tapped = backend_.tap([&] { again = read(row.last_step); });
+    FATHOM_TRY(again);
+    FATHOM_ASSIGN(row.operations, time_operations(tapped));
+  }
+  return row;
 }
 
 Result<BenchRow> BenchCases::decode(std::int32_t sequences, std::int32_t context, std::int32_t steps, bool operations) {
@@ -176,13 +192,21 @@ Result<BenchRow> BenchCases::decode(std::int32_t sequences, std::int32_t context
 }
 
 Result<std::vector<OperationRow>> BenchCases::time_operations(const std::vector<Tapped>& all) {
-  std::map<std::string, std::vector<const Tapped*>> kinds;
-  for (const Tapped& t : all) kinds[t.name].push_back(&t);
+  // In the order of the step: some work in place, and what one leaves, the next is to find.
+  std::vector<std::pair<std::string, std::vector<const Tapped*>>> kinds;
+  for (const Tapped& t : all) {
+    auto at = std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) { return kind.first == t.name; });
+    if (at == kinds.end()) at = kinds.insert(kinds.end(), {t.name, {}});
+    at->second.push_back(&t);
+  }
   std::vector<OperationRow> rows;
   ops::Backend& b = backend_.inner();
   for (const auto& [name, list] : kinds) {
     OperationRow row{.name = name, .calls = static_cast<std::int64_t>(list.size())};
-    for (const Tapped* t : list) row.bytes += t->bytes;
+    for (const Tapped* t : list) {
+      row.bytes += t->bytes;
+      row.flops += t->flops;
+    }
     // All layers' together, so that nothing is found in a cache that would not be in a step.
     const auto run = [&b, calls = &list] {
       for (const Tapped* t : *calls) t->run(b);

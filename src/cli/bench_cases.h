@@ -21,18 +21,21 @@ struct OperationRow {
   std::uint64_t launches = 0;  // kernels, of all calls; 0 on a CPU
   double seconds = 0;          // of all calls
   double bytes = 0;            // that they have to move
+  double flops = 0;            // of the products in them
 };
 
 struct BenchRow {
   std::string what;                        // "prefill", "decode"
   std::int32_t tokens = 0;                 // prefill: of the prompt; decode: sequences
   std::int32_t context = 0;                // decode
+  std::int32_t last_step = 0;              // prefill: tokens of the step whose operations were timed
   bool fits = true;                        // false: there is no memory for it, and nothing was timed
   double seconds = 0;                      // of the prompt or of a step, the median
   double step_bytes = 0;                   // decode: read per step
+  double flops = 0;                        // of a prompt's products; 0 on a device, which does not count them
   double full_seconds = 0;                 // the same with all layers, estimated; 0: nothing to estimate
   std::uint64_t launches = 0;              // decode: kernels of a step; 0 on a CPU
-  std::vector<OperationRow> operations{};  // decode, where asked for; slowest first
+  std::vector<OperationRow> operations{};  // where asked for; slowest first
 
   double per_second() const { return tokens / seconds; }
 };
@@ -42,8 +45,9 @@ class BenchCases {
   // `m` computes on `backend`. Both outlive the cases.
   BenchCases(model::Model& m, TapBackend& backend, checkpoint::Inventory inventory);
 
-  // A prompt of made-up tokens, the median of three. Errors: those of the model.
-  Result<BenchRow> prefill(std::int32_t tokens);
+  // A prompt of made-up tokens, the median of three; with `operations` also every kind of operation of its last
+  // step. Errors: those of the model.
+  Result<BenchRow> prefill(std::int32_t tokens, bool operations);
   // `steps` steps of `sequences` sequences that hold `context` made-up tokens each; with `operations` also every kind
   // of operation of the last step. Errors: those of the model; no room for the sequences is none.
   Result<BenchRow> decode(std::int32_t sequences, std::int32_t context, std::int32_t steps, bool operations);

@@ -156,14 +156,22 @@ TEST_F(Cli, EvalOfPlainTextInWindowsAndItsErrors) {
 TEST_F(Cli, BenchMeasuresAndPlots) {
   const std::string plot = (dir_ / "plot.svg").string();
   const Outcome o = fathom({"bench", kRoot + "/tests/data/models/micro-random", "--prefill", "8", "--context", "1,300",
-                            "--batch", "1,2", "--steps", "2", "--json", "--svg", plot});
+                            "--batch", "1,2", "--steps", "2", "--operations", "--json", "--svg", plot});
   ASSERT_EQ(o.code, 0) << o.err;
   const Json j = Json::parse(o.out);
   ASSERT_EQ(j["rows"].size(), 5U);
   for (const Json& row : j["rows"]) EXPECT_GT(row["tokens_per_second"].get<double>(), 0);
   EXPECT_GT(j["rows"][1]["bytes_per_step"].get<double>(), 100'000);
   EXPECT_GT(j["bandwidth"].get<double>(), 0);
-  EXPECT_THAT(read(plot), HasSubstr("batch 2"));
+  EXPECT_GT(j["fma_peak"].get<double>(), 1e8);
+  const Json& prompt = j["rows"][0];
+  EXPECT_GT(prompt["of_fma_peak"].get<double>(), 0);
+  double flops = 0;  // the whole prompt is one step: its operations' products are the prompt's
+  for (const Json& op : prompt["operations"]) {
+    flops += op.value("of_fma_peak", 0.0) * op["seconds"].get<double>() * j["fma_peak"].get<double>();
+  }
+  EXPECT_NEAR(flops / (prompt["flops_per_second"].get<double>() * prompt["seconds"].get<double>()), 1, 1e-9);
+  EXPECT_THAT(read(plot), AllOf(HasSubstr("batch 2"), HasSubstr("f32 FMA peak")));
   EXPECT_EQ(fathom({"bench", "--batch", "0"}).code, 2);
   EXPECT_EQ(fathom({"bench", "--serve", "--rates", "0"}).code, 2);
   EXPECT_EQ(fathom({"bench", "x", "--synthetic", "v4-flash"}).code, 2);

@@ -19,6 +19,7 @@ namespace fathom::cli {
 struct Tapped {
   std::string name;
   double bytes = 0;  // that have to move at least: weights and cache entries read, rows read and written
+  double flops = 0;  // of products with weights, cache entries and index keys; two for a multiply-add
   std::function<void(ops::Backend&)> run;
 };
 
@@ -34,6 +35,8 @@ class TapBackend : public ops::Backend {
     return std::exchange(taken_, {});
   }
   ops::Backend& inner() { return to_; }
+  // Of all operations so far, recorded ones at their recording alone.
+  double flops() const { return flops_; }
 
   std::string_view name() const override { return to_.name(); }
   bool on_host() const override { return to_.on_host(); }
@@ -59,19 +62,22 @@ class TapBackend : public ops::Backend {
 
   void embed(const ops::Embed& op) override { keep("embed", bytes_of(op.x) * 2, op, &Backend::embed); }
   void linear(const ops::Linear& op) override {
-    keep(linear_name(op), bytes_of(op.w) + bytes_of(op.x) + bytes_of(op.y), op, &Backend::linear);
+    keep(linear_name(op), bytes_of(op.w) + bytes_of(op.x) + bytes_of(op.y), op, &Backend::linear, flops_of(op));
   }
   void linears(std::span<const ops::Linear> all) override {
     double bytes = 0;
+    double flops = 0;
     std::int64_t rows = 0;
     for (const ops::Linear& op : all) {
+      flops += flops_of(op);
       bytes += bytes_of(op.w) + bytes_of(op.y) + (&op == all.data() ? bytes_of(op.x) : 0.0);
       rows += op.w.rows;
     }
     if (tapping_) {
-      taken_.push_back({fmt::format("{} linears [{}, {}]", all.size(), rows, all.front().w.cols), bytes,
+      taken_.push_back({fmt::format("{} linears [{}, {}]", all.size(), rows, all.front().w.cols), bytes, flops,
                         [ops = std::vector(all.begin(), all.end())](Backend& b) { b.linears(ops); }});
     }
+    flops_ += flops;
     to_.linears(all);
   }
   void rms_norm(const ops::RmsNorm& op) override { keep("rms_norm", bytes_of(op.x) * 2, op, &Backend::rms_norm); }
@@ -80,7 +86,7 @@ class TapBackend : public ops::Backend {
   }
   void hc_pre(const ops::HcPre& op) override {
     keep("hc_pre", bytes_of(op.streams) + bytes_of(op.x) + 24.0 * 4 * static_cast<double>(op.streams.cols), op,
-         &Backend::hc_pre);
+         &Backend::hc_pre, flops_of(op));
   }
   void hc_post(const ops::HcPost& op) override {
     keep("hc_post", bytes_of(op.streams) * 2 + bytes_of(op.y), op, &Backend::hc_post);
@@ -89,7 +95,7 @@ class TapBackend : public ops::Backend {
     keep("hc_post_pre",
          bytes_of(op.post.streams) * 2 + bytes_of(op.post.y) + bytes_of(op.pre.x) +
              24.0 * 4 * static_cast<double>(op.pre.streams.cols),
-         op, &Backend::hc_post_pre);
+         op, &Backend::hc_post_pre, flops_of(op.pre));
   }
   void hc_head(const ops::HcHead& op) override { keep("hc_head", bytes_of(op.streams), op, &Backend::hc_head); }
   void stream_mean(const ops::StreamMean& op) override {
@@ -124,7 +130,7 @@ class TapBackend : public ops::Backend {
                                                : "attention (128)";
     keep(name,
          bytes_of(op.q) + bytes_of(op.out) + rows * op.batch.n_segments * static_cast<double>(op.ring.codec.bytes()),
-         op, &Backend::sparse_attention);
+         op, &Backend::sparse_attention, flops_of(op));
   }
   void store_window(const ops::StoreWindow& op) override {
     keep("store_window", bytes_of(op.kv), op, &Backend::store_window);
@@ -135,8 +141,8 @@ class TapBackend : public ops::Backend {
   }
   void index_select(const ops::IndexSelect& op) override {
     const double keys = static_cast<double>(op.batch.longest) / op.keys.ratio * op.batch.n_segments;
-    keep("index_select", keys * static_cast<double>(op.keys.codec.bytes()) + bytes_of(op.q), op,
-         &Backend::index_select);
+    keep("index_select", keys * static_cast<double>(op.keys.codec.bytes()) + bytes_of(op.q), op, &Backend::index_select,
+         flops_of(op));
   }
   void route(const ops::Route& op) override { keep("route", bytes_of(op.logits), op, &Backend::route); }
   void experts(const ops::Experts& op) override {
@@ -145,8 +151,11 @@ class TapBackend : public ops::Backend {
     double unused = e;
     for (std::int64_t t = 0; t < op.x.rows; ++t) unused *= 1 - static_cast<double>(op.experts.cols) / e;
     const auto weights = [](const ops::ExpertWeights& w) { return bytes_of(w.w1) + bytes_of(w.w3) + bytes_of(w.w2); };
+    const auto cells = [](const ops::ExpertWeights& w) { return 3.0 * static_cast<double>(w.w1.rows * w.w1.cols); };
+    const double flops = 2.0 * static_cast<double>(op.x.rows) *
+                         (static_cast<double>(op.experts.cols) * cells(op.routed_like) + cells(op.shared));
     keep("experts", (e - unused) * weights(op.routed_like) + weights(op.shared) + bytes_of(op.x) + bytes_of(op.y), op,
-         &Backend::experts);
+         &Backend::experts, flops);
   }
   void mtp_input(const ops::MtpInput& op) override { keep("mtp_input", bytes_of(op.x) * 2, op, &Backend::mtp_input); }
   void choose(const ops::Choose& op) override { keep("choose", bytes_of(op.logits), op, &Backend::choose); }
@@ -166,15 +175,46 @@ class TapBackend : public ops::Backend {
     return fmt::format("linear {} [{}, {}]{}", fathom::name_of(op.w.dtype), op.w.rows, op.w.cols,
                        op.groups > 1 ? fmt::format(" x {} groups", op.groups) : "");
   }
+  static double flops_of(const ops::Linear& op) { return 2.0 * static_cast<double>(op.x.rows * op.w.rows * op.w.cols); }
+  static double flops_of(const ops::HcPre& op) {
+    return 2.0 * static_cast<double>(op.streams.rows * op.streams.cols * (op.comb.cols + 2 * op.post.cols));
+  }
+  // each(tokens of the sequence so far), added up over the tokens; on a device, whose positions are out of reach, as if
+  // all were at the longest.
+  template <class Each>
+  double over_tokens(const ops::Batch& batch, const Each& each) const {
+    if (!on_host()) return batch.tokens * each(batch.longest);
+    double sum = 0;
+    for (std::int32_t t = 0; t < batch.tokens; ++t) sum += each(batch.positions[t] + 1);
+    return sum;
+  }
+  double flops_of(const ops::SparseAttention& op) const {
+    const double rows = over_tokens(op.batch, [&](std::int32_t length) {
+      double n = std::min(length, op.window);
+      if (op.entries.ratio == 0) return n;
+      const double exist = length / op.entries.ratio;
+      return n + (op.selected.data != nullptr ? std::min(exist, static_cast<double>(op.selected.cols)) : exist);
+    });
+    return 4.0 * rows * static_cast<double>(op.q.cols);
+  }
+  double flops_of(const ops::IndexSelect& op) const {
+    const double keys = over_tokens(op.batch, [&](std::int32_t length) {
+      const std::int32_t exist = length / op.keys.ratio;
+      return exist > op.selected.cols ? static_cast<double>(exist) : 0.0;
+    });
+    return 2.0 * keys * static_cast<double>(op.q.cols);
+  }
   template <class Op>
-  void keep(std::string name, double bytes, const Op& op, void (Backend::*method)(const Op&)) {
-    if (tapping_) taken_.push_back({std::move(name), bytes, [op, method](Backend& b) { (b.*method)(op); }});
+  void keep(std::string name, double bytes, const Op& op, void (Backend::*method)(const Op&), double flops = 0) {
+    if (tapping_) taken_.push_back({std::move(name), bytes, flops, [op, method](Backend& b) { (b.*method)(op); }});
+    flops_ += flops;
     (to_.*method)(op);
   }
 
   std::unique_ptr<ops::Backend> owned_;
   ops::Backend& to_;
   bool tapping_ = false;
+  double flops_ = 0;
   std::vector<Tapped> taken_;
 };
 

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/thread_pool.h"
+#include "ops/fma_peak.h"
 #include "ops/simd/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -16,21 +17,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace fathom::ops::HWY_NAMESPACE {
 namespace {
-
-// Twelve chains: more than the latency times the width of any unit.
-float FmaLoop(std::int64_t n) {
-  V acc[12];
-  for (int i = 0; i < 12; ++i) acc[i] = hn::Set(D(), static_cast<float>(i) * 1e-3F);
-  const V a = hn::Set(D(), 0.999999F);
-  const V b = hn::Set(D(), 1e-7F);
-  for (std::int64_t k = 0; k < n; ++k) {
-    FATHOM_UNROLL for (int i = 0; i < 12; ++i) acc[i] = hn::MulAdd(acc[i], a, b);
-  }
-  V sum = acc[0];
-  for (int i = 1; i < 12; ++i) sum = hn::Add(sum, acc[i]);
-  return hn::GetLane(hn::SumOfLanes(D(), sum));
-}
-double FmaLoopFlops(std::int64_t n) { return 2.0 * 12 * kWidth * static_cast<double>(n); }
 
 float ReadLoop(const float* x, std::int64_t n) {
   V acc[4];
@@ -49,8 +35,6 @@ HWY_AFTER_NAMESPACE();
 namespace fathom::ops::bench {
 namespace {
 
-HWY_EXPORT(FmaLoop);
-HWY_EXPORT(FmaLoopFlops);
 HWY_EXPORT(ReadLoop);
 
 // The shortest of `times` runs of body, in seconds.
@@ -77,18 +61,6 @@ double measure_read_bandwidth() {
   return 4.0 * static_cast<double>(n) / seconds;
 }
 
-double measure_fma_peak() {
-  constexpr std::int64_t kLoops = 1 << 20;
-  ThreadPool pool(threads());
-  const std::int64_t turns = 8 * threads();
-  const double seconds = best(8, [&] {
-    pool.parallel_for(turns, 1, [&](std::int64_t, std::int64_t, int) {
-      benchmark::DoNotOptimize(HWY_DYNAMIC_DISPATCH(FmaLoop)(kLoops));
-    });
-  });
-  return static_cast<double>(turns) * HWY_DYNAMIC_DISPATCH(FmaLoopFlops)(kLoops) / seconds;
-}
-
 }  // namespace
 
 int threads() { return usable_cores(); }
@@ -99,7 +71,10 @@ double read_bandwidth() {
 }
 
 double fma_peak() {
-  static const double flops_per_second = measure_fma_peak();
+  static const double flops_per_second = [] {
+    ThreadPool pool(threads());
+    return measure_fma_peak(pool);
+  }();
   return flops_per_second;
 }
 

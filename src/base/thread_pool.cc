@@ -1,24 +1,29 @@
 #include "base/thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <fstream>
+#include <iterator>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "base/check.h"
+#include "base/topology.h"
 
 namespace fathom {
 namespace {
 
-// Long enough to bridge the gaps between the operations of one step, short enough not to heat an idle machine.
-constexpr int kSpins = 2'000;
+// Long enough to bridge the gaps between the operations of one step and between steps, short enough not to heat an idle
+// machine.
+constexpr std::chrono::microseconds kSpin{200};
 
 void relax() {
 #if defined(__x86_64__)
@@ -26,20 +31,28 @@ void relax() {
 #endif
 }
 
-// The quota of the control group, in cores; 0 where there is none. (cgroup v2, then v1.)
-double cgroup_quota_cores() {
-  if (std::ifstream v2("/sys/fs/cgroup/cpu.max"); v2) {
-    std::string quota;
-    double period = 0;
-    if (v2 >> quota >> period && quota != "max" && period > 0) return std::atof(quota.c_str()) / period;
-    return 0;
-  }
-  std::ifstream quota_file("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
-  std::ifstream period_file("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-  double quota = 0;
-  double period = 0;
-  if (quota_file >> quota && period_file >> period && quota > 0 && period > 0) return quota / period;
-  return 0;
+// Waits a little for done(); the caller then sleeps if it has to.
+template <class Done>
+void spin(const Done& done) {
+  constexpr int kLooks = 32;  // at done() for one at the clock
+  const auto end = std::chrono::steady_clock::now() + kSpin;
+  do {
+    for (int i = 0; i < kLooks; ++i) {
+      if (done()) return;
+      relax();
+    }
+  } while (std::chrono::steady_clock::now() < end);
+}
+
+// Only a wish: where it cannot be had, the system places the thread as it likes.
+void pin(std::thread& thread, int processor) {
+  cpu_set_t* set = CPU_ALLOC(processor + 1);
+  if (set == nullptr) return;
+  const std::size_t size = CPU_ALLOC_SIZE(processor + 1);
+  CPU_ZERO_S(size, set);
+  CPU_SET_S(static_cast<std::size_t>(processor), size, set);
+  (void)pthread_setaffinity_np(thread.native_handle(), size, set);
+  CPU_FREE(set);
 }
 
 }  // namespace
@@ -64,6 +77,36 @@ struct ThreadPool::State {
   std::mutex callers;
   std::vector<std::thread> threads;
 
+  // Every worker has a core of its own and one is left, for the caller. The caller is not pinned, because it is not
+  // this pool's thread; the system moves it seldom, and then the worker whose core it came to takes the one it left.
+  std::vector<Processor> processors;  // one of each core first; empty: nobody is pinned
+  std::vector<std::size_t> place;     // of each worker, in processors
+  std::size_t left = 0;               // in processors
+  int caller_processor = -1;          // where the caller was last
+
+  void pin_workers() {
+    processors = usable_processors();
+    if (static_cast<int>(threads.size()) >= count_cores(processors)) return processors.clear();
+    for (std::size_t i = 0; i < threads.size(); ++i) {
+      place.push_back(i + 1);
+      pin(threads[i], processors[i + 1].id);
+    }
+  }
+
+  void make_way() {
+    const int here = sched_getcpu();
+    if (here == caller_processor || processors.empty()) return;
+    caller_processor = here;
+    const auto mine =
+        std::find_if(processors.begin(), processors.end(), [&](const Processor& p) { return p.id == here; });
+    if (mine == processors.end()) return;
+    for (std::size_t i = 0; i < threads.size(); ++i) {
+      if (processors[place[i]].core != mine->core) continue;
+      std::swap(place[i], left);
+      return pin(threads[i], processors[place[i]].id);
+    }
+  }
+
   void work(int worker) {
     for (;;) {
       const std::int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
@@ -87,7 +130,7 @@ struct ThreadPool::State {
   void worker_main(int worker) {
     std::uint32_t seen = 0;
     for (;;) {
-      for (int i = 0; i < kSpins && epoch.load(std::memory_order_acquire) == seen; ++i) relax();
+      spin([&] { return epoch.load(std::memory_order_acquire) != seen; });
       epoch.wait(seen, std::memory_order_acquire);
       seen = epoch.load(std::memory_order_acquire);
       if (stop.load(std::memory_order_relaxed)) return;
@@ -103,6 +146,7 @@ ThreadPool::ThreadPool(int n_threads) : state_(std::make_unique<State>()) {
   for (int i = 1; i < n_threads; ++i) {
     state_->threads.emplace_back([s = state_.get(), i] { s->worker_main(i); });
   }
+  if (n_threads > 1) state_->pin_workers();
 }
 
 ThreadPool::~ThreadPool() {
@@ -123,6 +167,7 @@ void ThreadPool::run(std::int64_t n, std::int64_t grain, Call call, const void* 
     for (std::int64_t begin = 0; begin < n; begin += grain) call(body, begin, std::min(begin + grain, n), 0);
     return;
   }
+  s.make_way();
   s.call = call;
   s.body = body;
   s.n = n;
@@ -133,7 +178,7 @@ void ThreadPool::run(std::int64_t n, std::int64_t grain, Call call, const void* 
   s.epoch.notify_all();
   s.work(0);
   s.gate.fetch_or(State::kClosed, std::memory_order_acquire);
-  for (int i = 0; i < kSpins && s.gate.load(std::memory_order_acquire) != State::kClosed; ++i) relax();
+  spin([&] { return s.gate.load(std::memory_order_acquire) == State::kClosed; });
   for (std::uint32_t g = s.gate.load(std::memory_order_acquire); g != State::kClosed;
        g = s.gate.load(std::memory_order_acquire)) {
     s.gate.wait(g, std::memory_order_acquire);
@@ -141,12 +186,11 @@ void ThreadPool::run(std::int64_t n, std::int64_t grain, Call call, const void* 
 }
 
 int usable_cores() {
-  int cores = static_cast<int>(std::thread::hardware_concurrency());
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) cores = CPU_COUNT(&set);
-  if (const double quota = cgroup_quota_cores(); quota > 0) {
-    cores = std::min(cores, static_cast<int>(std::ceil(quota)));
+  int cores = count_cores(usable_processors());
+  std::ifstream groups("/proc/self/cgroup");
+  const std::string text{std::istreambuf_iterator<char>(groups), {}};
+  if (const double quota = cgroup_cores("/sys/fs/cgroup", text); quota > 0) {
+    cores = std::min(cores, static_cast<int>(std::ceil(std::min(quota, 1e6))));
   }
   return std::max(cores, 1);
 }

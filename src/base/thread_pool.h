@@ -4,6 +4,9 @@
 // One loop runs at a time (calls from several threads take turns). The calling thread works too, so a pool of 1 starts
 // no thread at all. Workers spin briefly between loops, then sleep: a loop costs microseconds while a model is running
 // and nothing while it is not.
+//
+// Where there are as many usable cores as threads, every worker is pinned to one of its own and keeps out of the
+// caller's way: a system left to itself was seen to wake a worker on the caller's core and leave it there.
 #pragma once
 
 #include <cstddef>
@@ -42,7 +45,8 @@ class ThreadPool {
   std::unique_ptr<State> state_;
 };
 
-// Threads worth using here: the cores this process may run on (affinity and cgroup quota respected), at least 1.
+// Threads worth using here: the cores this process may run on (affinity and cgroup quota respected; a core counts once,
+// however many threads of its own it has), at least 1.
 int usable_cores();
 
 }  // namespace fathom

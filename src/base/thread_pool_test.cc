@@ -1,10 +1,13 @@
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <atomic>
 #include <thread>
 #include <vector>
+
+#include "base/topology.h"
 
 namespace fathom {
 namespace {
@@ -54,7 +57,56 @@ TEST(ThreadPool, CallersFromSeveralThreadsTakeTurns) {
   EXPECT_EQ(sum.load(), 4 * 200 * 10);
 }
 
-TEST(ThreadPool, UsableCoresIsAtLeastOne) { EXPECT_GE(usable_cores(), 1); }
+// The affinity mask of this thread, put back at the end.
+class Mask {
+ public:
+  Mask() { sched_getaffinity(0, sizeof(before_), &before_); }
+  Mask(const Mask&) = delete;
+  Mask& operator=(const Mask&) = delete;
+  ~Mask() { sched_setaffinity(0, sizeof(before_), &before_); }
+  static bool stay_on(int processor) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET(static_cast<std::size_t>(processor), &set);
+    return sched_setaffinity(0, sizeof(set), &set) == 0;
+  }
+
+ private:
+  cpu_set_t before_ = {};
+};
+
+// Wherever the system puts the caller, no worker runs there.
+TEST(ThreadPool, WorkersKeepOutOfTheCallersWay) {
+  const std::vector<Processor> processors = usable_processors();
+  if (count_cores(processors) < 2) GTEST_SKIP() << "needs two cores";
+  ThreadPool pool(count_cores(processors));
+  const Mask mask;
+  for (int round = 0; round < 3; ++round) {
+    for (const Processor& p : processors) {
+      if (p.id != p.core) continue;
+      ASSERT_TRUE(Mask::stay_on(p.id));
+      std::atomic<int> on_mine{0};
+      std::atomic<bool> helped{false};
+      std::atomic<int> work{0};
+      pool.parallel_for(20'000, 1, [&](std::int64_t, std::int64_t, int worker) {
+        // In all, longer than the system lets one thread wait for another.
+        for (int i = 0; i < 500; ++i) work.fetch_add(1, std::memory_order_relaxed);
+        if (worker == 0) return;
+        helped = true;
+        if (sched_getcpu() == p.id) ++on_mine;
+      });
+      EXPECT_EQ(on_mine, 0) << "processor " << p.id << (helped ? "" : ", no worker came");
+    }
+  }
+}
+
+TEST(UsableCores, AreThoseOfTheMask) {
+  EXPECT_GE(usable_cores(), 1);
+  const Mask mask;
+  ASSERT_TRUE(Mask::stay_on(usable_processors().back().id));
+  EXPECT_EQ(usable_processors().size(), 1U);
+  EXPECT_EQ(usable_cores(), 1);
+}
 
 }  // namespace
 }  // namespace fathom

@@ -47,6 +47,8 @@ struct AloneBlock {
   std::uint32_t scale[2];
 };
 
+__device__ inline void prefetch_line(const std::byte* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 // Takes the items of units [unit, end) that fit into the pass, by one thread; returns the first unit that is not in it.
 template <bool kGate>
 __device__ int plan_pass(const Job& job, int tiles, int unit, int end, int rows, Pass& pass) {
@@ -87,6 +89,7 @@ __global__ void __launch_bounds__(kMatmulThreads, 2) alone(const __grid_constant
   constexpr int kMatrices = kGate ? 2 : 1;
   constexpr int kAhead = kGate ? 2 : 4;  // blocks of weights under way, of each matrix
   constexpr int kBytes = kBlock / 2;
+  constexpr int kLine = 128;  // bytes that a prefetch brings
   constexpr int kScales = kBlock / quant::kFp4Block;
   extern __shared__ uint4 alone_shared[];
   __shared__ Pass pass;
@@ -120,6 +123,14 @@ __global__ void __launch_bounds__(kMatmulThreads, 2) alone(const __grid_constant
       at.scale[m] = w.scales + lower * job.scale_stride + t;
     }
   };
+  // The lane's part of what a round of a unit reads, 32 lines: where the row begins.
+  const auto line_of = [&](int unit) {
+    const int item = unit / tiles;
+    const int row = min((unit - item * tiles) * 16 + lane % 16, job.group_rows - 1);
+    const WeightView& w = pass.items[item - pass.from].w[kGate ? lane / 16 : 0];
+    return w.data + row * job.row_bytes;
+  };
+  const int line_part = kGate ? 0 : lane / 16 * kLine;
   AloneBlock ring[kAhead][kMatrices];
   const auto read = [&](int slot) {
 #pragma unroll
@@ -157,8 +168,15 @@ __global__ void __launch_bounds__(kMatmulThreads, 2) alone(const __grid_constant
       float total[kMatrices][4] = {};
       int segment = 0;
       int segment_end = job.blocks / job.segments;
+      const std::byte* const line = line_of(unit);
+      const std::byte* const next_line = line_of(unit + kMatmulWarps < to ? unit + kMatmulWarps : unit);
 #pragma unroll 1
       for (int b0 = 0; b0 < job.blocks; b0 += kAhead) {
+        // The round after the one that is read now comes into L2.
+        const int far = b0 + 2 * kAhead;
+        const bool here = far < job.blocks;
+        const int offset = (here ? far : far - job.blocks) * kBytes + line_part;
+        if (offset + kLine <= job.row_bytes) prefetch_line((here ? line : next_line) + offset);
         // `at` is where the round after this one begins.
         const bool unit_ends = b0 + kAhead >= job.blocks;
         int left = job.blocks - b0 - kAhead;  // of blocks, there

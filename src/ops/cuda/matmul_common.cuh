@@ -138,8 +138,9 @@ struct Loader<Format::kFp8> {
 // folded in, times 2^-32 to stay in range: scales up to 2^33 are exact, larger ones give infinities.
 //
 // With few tokens the instructions of this expansion are the limit, not the memory, so the 32 bits of 8 codes are stored
-// in another order (prepare_fp4): codes j and j + 4 in the two halves, the sign and the 3 bits of pairs 0, 1 and 2 as a
-// bf16 has them but 0, 3 and 6 bits lower, those of pair 3 in the bits that are left: sign 14, then 11, 10 and 13.
+// in another order (prepare_fp4): codes j and j + 4 in the two halves, pair 0 as a bf16 has the sign and the 3 bits,
+// pair 1 in the same places 4 bits lower, pair 2 turned left by 6, so that the signs are in each other's half, and pair
+// 3 in the bits that are left: two of its bits and the sign 6 lower, the highest 2 higher.
 template <>
 struct Loader<Format::kFp4> {
   static constexpr int kPlanes = 1;
@@ -157,22 +158,19 @@ struct Loader<Format::kFp4> {
   static __device__ void pairs4(std::uint32_t v, std::uint32_t scale, std::uint32_t* p) {
     constexpr std::uint32_t kCode = 0x81c081c0U;
     p[0] = multiply2(v & kCode, scale);
-    p[1] = multiply2(v << 3 & kCode, scale);
-    p[2] = multiply2(v << 6 & kCode, scale);
-    p[3] = multiply2((v << 1 & 0x80008000U) | (v >> 3 & 0x01800180U) | (v >> 7 & 0x00400040U), scale);
+    p[1] = multiply2(v << 4 & kCode, scale);
+    p[2] = multiply2(__funnelshift_r(v, v, 6) & kCode, scale);
+    p[3] = multiply2((v << 6 & 0x80c080c0U) | (v >> 2 & 0x01000100U), scale);
   }
   // 8 codes in the checkpoint's order, code i in bits 4 i, in the order that pairs4 takes.
   static __device__ std::uint32_t reordered(std::uint32_t v) {
+    constexpr int kPlace[4][4] = {{6, 7, 8, 15}, {2, 3, 4, 11}, {12, 13, 14, 21}, {0, 1, 10, 9}};  // of a pair's bits
     std::uint32_t out = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const std::uint32_t code = v >> (4 * i) & 15U;
-      const int at = i / 4 * 16;
-      const int pair = i % 4;
-      if (pair < 3) {
-        out |= (code >> 3) << (at + 15 - 3 * pair) | (code & 7U) << (at + 6 - 3 * pair);
-      } else {
-        out |= (code >> 3) << (at + 14) | (code >> 1 & 3U) << (at + 10) | (code & 1U) << (at + 13);
+#pragma unroll
+      for (int bit = 0; bit < 4; ++bit) {
+        out |= (v >> (4 * i + bit) & 1U) << (i / 4 * 16 + kPlace[i % 4][bit]) % 32;
       }
     }
     return out;

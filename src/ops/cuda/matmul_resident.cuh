@@ -103,8 +103,8 @@ template <int kN>
 __device__ void stage_segment(const Job& job, int group, int begin, int end, std::byte* to) {
   const int halves = 2 * (end - begin);
   for (int i = static_cast<int>(threadIdx.x); i < halves * kN; i += kResidentThreads) {
-    const int half = i % halves;
-    const int n = i / halves;
+    const int n = i % kN;  // neighbours write to different banks
+    const int half = i / kN;
     std::uint32_t pairs[4][8] = {};
     if (n < job.rows) {
       const auto* from = reinterpret_cast<const uint4*>(
@@ -238,13 +238,18 @@ __global__ void __launch_bounds__(128)
       const std::int64_t part = (static_cast<std::int64_t>(m) * job.groups + group) * job.segments + s;
       return sums[((part * tiles.count + tile) * token_groups + n) * 128 + thread];
     };
-    float4 v = at(0);
-#pragma unroll 8
-    for (int s = 1; s < job.segments; ++s) {
-      const float4 more = at(s);
-      v = {v.x + more.x, v.y + more.y, v.z + more.z, v.w + more.w};
+    constexpr int kMost = 8;  // segments_of
+    float4 v[kMost];
+#pragma unroll
+    for (int s = 0; s < kMost; ++s) {
+      if (s < job.segments) v[s] = at(s);
     }
-    total[m] = v;
+    total[m] = v[0];
+#pragma unroll
+    for (int s = 1; s < kMost; ++s) {
+      if (s < job.segments)
+        total[m] = {total[m].x + v[s].x, total[m].y + v[s].y, total[m].z + v[s].z, total[m].w + v[s].w};
+    }
   }
   const int row0 = (tiles.first + tile) * kResidentRows + thread / kWarp * 16;
   const float4 a = total[0];

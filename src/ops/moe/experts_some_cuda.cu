@@ -67,15 +67,36 @@ struct Room {
     x_routed = planes(tokens, op.x.cols);
     x_shared = planes(tokens, op.x.cols);
     z = pieces.add<float>((choices + tokens) * inner);
-    z_planes = planes(choices + tokens, inner);
+    h_routed = planes(choices, inner);
+    h_shared = planes(tokens, inner);
     results = pieces.add<float>((choices + tokens) * op.x.cols);
     sums = pieces.add<std::byte>(
         static_cast<std::int64_t>(std::max(resident_bytes(op.shared.w1, tokens, 1, Part::kGate),
                                            resident_bytes(op.shared.w2, tokens, 1, Part::kDown))));
   }
   Pieces pieces;
-  std::size_t list, weights, place, items, n_items, counts, x_routed, x_shared, z, z_planes, results, sums;
+  std::size_t list, weights, place, items, n_items, counts, x_routed, x_shared, z, h_routed, h_shared, results, sums;
 };
+
+// The shared expert, all of it: z and h are its rows between the two products.
+void run_shared(Context& c, const Experts& op, const Planes& x, Mat<float> z, std::byte* h, Mat<float> y,
+                std::byte* sums) {
+  run_resident(c, "shared_gate",
+               {.w = op.shared.w1,
+                .w3 = op.shared.w3,
+                .part = Part::kGate,
+                .x = x,
+                .rows = op.x.rows,
+                .swiglu_limit = op.swiglu_limit,
+                .y = z,
+                .carrier = op.carrier},
+               sums);
+  const Planes of_z = make_planes(c, {.x = z,
+                                      .values = values_for(op.shared.w2, op.quantise),
+                                      .order = order_for(op.shared.w2),
+                                      .memory = h});
+  run_resident(c, "shared_down", {.w = op.shared.w2, .x = of_z, .rows = op.x.rows, .y = y, .carrier = op.carrier}, sums);
+}
 
 }  // namespace
 
@@ -103,16 +124,8 @@ bool run_some(Context& c, const Experts& op) {
                                    .memory = base + room.x_routed,
                                    .other_order = order_for(op.shared.w1),
                                    .other_memory = base + room.x_shared});
-  run_resident(c, "shared_gate",
-               {.w = op.shared.w1,
-                .w3 = op.shared.w3,
-                .part = Part::kGate,
-                .x = at(x, base + room.x_shared, order_for(op.shared.w1)),
-                .rows = tokens,
-                .swiglu_limit = op.swiglu_limit,
-                .y = z.slice(choices, tokens),
-                .carrier = op.carrier},
-               base + room.sums);
+  c.beside([&] { run_shared(c, op, at(x, base + room.x_shared, order_for(op.shared.w1)), z.slice(choices, tokens),
+                            base + room.h_shared, results.slice(choices, tokens), base + room.sums); });
   run_alone(c, "experts_gate",
             {.w = r.w1,
              .table = op.routed,
@@ -126,19 +139,10 @@ bool run_some(Context& c, const Experts& op) {
              .swiglu_limit = op.swiglu_limit,
              .y = z.slice(0, choices),
              .carrier = op.carrier});
-  const Planes h = make_planes(c, {.x = z,
+  const Planes h = make_planes(c, {.x = z.slice(0, choices),
                                    .values = values_for(r.w2, op.quantise),
                                    .order = order_for(r.w2),
-                                   .memory = base + room.z_planes,
-                                   .other_order = order_for(op.shared.w2),
-                                   .other_from = choices});
-  run_resident(c, "shared_down",
-               {.w = op.shared.w2,
-                .x = from_row(h, choices, order_for(op.shared.w2)),
-                .rows = tokens,
-                .y = results.slice(choices, tokens),
-                .carrier = op.carrier},
-               base + room.sums);
+                                   .memory = base + room.h_routed});
   run_alone(c, "experts_down",
             {.w = r.w2,
              .table = op.routed,
@@ -148,6 +152,7 @@ bool run_some(Context& c, const Experts& op) {
              .tokens_an_item = kTokensAnItem,
              .y = results.slice(0, choices),
              .carrier = op.carrier});
+  c.meet();
   launch(c, "experts_sum", sum_choices,
          dim3(static_cast<unsigned>(ceil_div(op.y.cols, 4 * kSumThreads)), static_cast<unsigned>(tokens)), kSumThreads, 0,
          static_cast<const float*>(results.data), static_cast<const std::int32_t*>(plan.place), static_cast<int>(k),

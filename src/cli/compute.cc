@@ -11,6 +11,7 @@
 
 #include "cli/progress.h"
 #include "ops/device_plugin.h"
+#include "ops/instruction_set.h"
 
 namespace fathom::cli {
 namespace {
@@ -42,6 +43,7 @@ std::unique_ptr<ops::Backend> try_cuda(const ops::LeafSet& off) {
 }  // namespace
 
 Result<std::unique_ptr<ops::Backend>> make_backend(const ComputeOptions& o) {
+  if (!o.instruction_set.empty()) FATHOM_TRY(ops::limit_instruction_set(o.instruction_set));
   FATHOM_ASSIGN(const ops::LeafSet off, ops::leaves_named(o.kernels_off));
   if (o.backend == "ref") return ops::make_ref_backend();
   if (o.backend.empty()) {
@@ -80,6 +82,10 @@ void add_compute_options(CLI::App& command, ComputeOptions& o) {
       ->group("Compute");
   command.add_option("--threads", o.threads, "threads (default: the cores this process may use)")
       ->check(CLI::Range(1, 1024))
+      ->group("Compute");
+  command.add_option("--instruction-set", o.instruction_set, "on a CPU, use no wider one than this")
+      ->envname("FATHOM_INSTRUCTION_SET")
+      ->check(CLI::IsMember(ops::instruction_sets()))
       ->group("Compute");
 }
 

@@ -24,6 +24,7 @@ struct ComputeOptions {
   std::string backend;          // "" or "ref", "cpu": names what --device would choose
   std::string numerics;         // "": official on the CPU, official-bf16 on a GPU
   int threads = 0;              // 0: the cores this process may use
+  std::string instruction_set;  // of a CPU, at most (ops/instruction_set.h); "": all that it has
   std::vector<std::string> kernels_off;  // of a GPU, by name (ops/kernel_table.h)
 };
 void add_compute_options(CLI::App& command, ComputeOptions& options);

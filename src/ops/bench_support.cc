@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <random>
+#include <string_view>
 
 #include "base/thread_pool.h"
 #include "ops/fma_peak.h"
+#include "ops/instruction_set.h"
 #include "ops/simd/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -138,4 +141,19 @@ Mat<float> filled(std::vector<float>& memory, std::int64_t rows, std::int64_t co
 void in_microseconds(benchmark::internal::Benchmark* b) { b->UseRealTime()->Unit(benchmark::kMicrosecond); }
 
 }  // namespace fathom::ops::bench
+
+// Google Benchmark's flags, and --instruction_set=NAME (ops/instruction_set.h).
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  constexpr std::string_view kFlag = "--instruction_set=";
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view arg = argv[i];
+    const auto limited = arg.starts_with(kFlag) ? fathom::ops::limit_instruction_set(arg.substr(kFlag.size()))
+                                                : fathom::fail(fathom::Code::kInvalid, "no flag \"{}\"", arg);
+    if (limited) continue;
+    std::fprintf(stderr, "%s\n", limited.error().what.c_str());
+    return 1;
+  }
+  benchmark::RunSpecifiedBenchmarks();
+}
 #endif

@@ -1,5 +1,5 @@
 // What the benchmarks of the operations share: the machine's own limits, measured in the same run, as percent of which
-// every figure is printed.
+// every figure is printed. --instruction_set=NAME limits them: ops/instruction_set.h.
 #pragma once
 
 #include <benchmark/benchmark.h>

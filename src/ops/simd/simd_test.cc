@@ -2,6 +2,7 @@
 // and the norms within their bounds, on every instruction set.
 #include <algorithm>
 
+#include "ops/instruction_set.h"
 #include "ops/rope/rope.h"
 #include "ops/test_support.h"
 #include "quant/block.h"
@@ -19,6 +20,7 @@ HWY_BEFORE_NAMESPACE();
 namespace fathom::ops::HWY_NAMESPACE {
 namespace {
 
+std::int64_t Target() { return HWY_TARGET; }
 void Fp8RoundTrip(float* x, std::int64_t n, std::int64_t block) { fp8_round_trip(x, n, block); }
 void Fp4RoundTrip(float* x, std::int64_t n) { fp4_round_trip(x, n); }
 void Hadamard(float* x, std::int64_t n) { hadamard(x, n); }
@@ -39,6 +41,7 @@ HWY_AFTER_NAMESPACE();
 namespace fathom::ops {
 namespace {
 
+HWY_EXPORT(Target);
 HWY_EXPORT(Fp8RoundTrip);
 HWY_EXPORT(Fp4RoundTrip);
 HWY_EXPORT(Hadamard);
@@ -89,6 +92,27 @@ std::vector<std::vector<float>> difficult_rows() {
   }
   rows.push_back(ties);
   return rows;
+}
+
+TEST(Simd, KernelsUseNoWiderInstructionSetThanAllowed) {
+  const std::vector<std::string> all = instruction_sets();
+  std::vector<std::int64_t> used;
+  for (const std::string& widest : all) {
+    const auto limited = limit_instruction_set(widest);
+    ASSERT_TRUE(limited.has_value());
+    EXPECT_EQ(instruction_set(), widest);
+    EXPECT_EQ(instruction_sets().back(), widest);
+    used.push_back(HWY_DYNAMIC_DISPATCH(Target)());
+    hwy::DisableTargets(0);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+  // Each another one: of Highway's numbers a lower one is wider.
+  for (std::size_t i = 1; i < used.size(); ++i) EXPECT_LT(used[i], used[i - 1]);
+  EXPECT_EQ(HWY_DYNAMIC_DISPATCH(Target)(), used.back());
+  const auto unknown = limit_instruction_set("mmx");
+  ASSERT_FALSE(unknown.has_value());
+  EXPECT_NE(unknown.error().what.find("\"mmx\""), std::string::npos);
+  EXPECT_NE(unknown.error().what.find(all.back()), std::string::npos);
 }
 
 TEST(Simd, QuantisersGiveTheBitsOfTheReferenceCodec) {

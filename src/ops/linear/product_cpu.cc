@@ -22,6 +22,9 @@ namespace {
 template <class F>
 inline constexpr std::int64_t kStride = 16 * F::kSteps;
 
+// Many tokens are taken this many at a time: what they make of x stays in the second cache.
+constexpr std::int64_t kBlockTokens = 16;
+
 // ---- Few tokens: weights go from memory through registers into the sums, each byte once.
 
 // kRows rows of one chunk times kTokens rows of x. at: where the chunk begins in the rows of x.
@@ -175,9 +178,8 @@ void stream(const Weight& w, std::int64_t begin, std::int64_t end, const float* 
   for (; row < end; ++row) stream_rows<F, 1, kTokens>(format, w, row, x, y);
 }
 
-// A few rows times at most kBlockTokens tokens, four at a time: later passes find the rows in the first cache and
-// decode them again, which costs less than any detour through memory.
-constexpr std::int64_t kBlockTokens = 16;
+// ---- Several tokens where one register holds sixteen lanes: a few rows times four tokens at a time. Later passes find
+// the rows in the first cache and decode them again, which costs less than any detour through memory.
 
 template <class F>
 void stream_passes(const Weight& w, std::int64_t begin, std::int64_t end, const float* const* x, std::int64_t tokens,
@@ -199,6 +201,148 @@ void stream_passes(const Weight& w, std::int64_t begin, std::int64_t end, const 
   }
 }
 
+// ---- Several tokens where it takes more registers: decoding costs as much as four tokens' arithmetic, and few
+// registers are left to share it. A panel of a few rows is decoded once, into the first cache, where all tokens meet
+// it.
+
+constexpr int kPanelRows = 4;
+constexpr std::int64_t kPanelChunks = 4;
+constexpr int kTileTokens = 3;
+
+// Some chunks of kPanelRows rows, and the sums of these rows for a block of tokens.
+struct Panel {
+  alignas(64) float w[kPanelChunks][kPanelRows][kChunk];
+  alignas(64) float scale[kPanelChunks][kPanelRows][16];
+  alignas(64) float sum[kBlockTokens][kPanelRows][16];
+};
+
+template <class F>
+HWY_INLINE void decode_row(const F& format, Bytes bytes, const Weight& w, std::int64_t row, std::int64_t chunk,
+                           float* to, float* scale) {
+  constexpr int kHalf = F::kSteps / 2;
+  FATHOM_UNROLL for (int half = 0; half < 2; ++half) {
+    Lanes lanes[kHalf];
+    format.decode(bytes, half, lanes);
+    FATHOM_UNROLL for (int i = 0; i < kHalf; ++i) store_lanes(lanes[i], to + 16 * (kHalf * half + i));
+  }
+  if constexpr (F::kScaled) store_lanes(format.scale(w, row, chunk), scale);
+}
+
+// Compilers would rather load a value again for each of its uses, which here costs more than the arithmetic.
+HWY_INLINE V loaded_once(V v) {
+#if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
+  asm("" : "+v"(v.raw));
+#endif
+  return v;
+}
+
+// One register of every sum: a chunk's weights w [kPanelRows, 128] times kTokens rows of x.
+template <class F, int kTokens>
+HWY_INLINE void add_steps(const float* const (&x)[kTokens], std::int64_t at, const float* w,
+                          V (&sum)[kPanelRows][kTokens]) {
+  for (int n = 0; n < F::kSteps; ++n) {
+    V xs[kTokens];
+    FATHOM_UNROLL for (int i = 0; i < kTokens; ++i) xs[i] = hn::LoadU(D(), x[i] + at + 16 * n);
+    FATHOM_UNROLL for (int r = 0; r < kPanelRows; ++r) {
+      const V wr = loaded_once(hn::Load(D(), w + r * kChunk + 16 * n));
+      FATHOM_UNROLL for (int i = 0; i < kTokens; ++i) sum[r][i] = F::multiply_add(xs[i], wr, sum[r][i]);
+    }
+  }
+}
+
+// The panel's first chunks times kTokens rows of x, into the sums from token t on.
+template <class F, int kTokens>
+HWY_INLINE void add_tile(const float* const* x, std::int64_t at, std::int64_t chunks, std::int64_t t, Panel& panel) {
+  const float* rows[kTokens];
+  FATHOM_UNROLL for (int i = 0; i < kTokens; ++i) rows[i] = x[t + i] + at;
+  const auto place = [&](int r, int i, int p) HWY_ATTR { return panel.sum[t + i][r] + p; };
+  for (std::int64_t c = 0; c < chunks; ++c) {
+    for (int p = 0; p < 16; p += kWidth) {
+      V sum[kPanelRows][kTokens];
+      FATHOM_UNROLL for (int r = 0; r < kPanelRows; ++r) {
+        FATHOM_UNROLL for (int i = 0; i < kTokens; ++i) {
+          sum[r][i] = F::kScaled ? hn::Zero(D()) : hn::Load(D(), place(r, i, p));
+        }
+      }
+      add_steps<F, kTokens>(rows, c * kStride<F> + p, panel.w[c][0] + p, sum);
+      FATHOM_UNROLL for (int r = 0; r < kPanelRows; ++r) {
+        FATHOM_UNROLL for (int i = 0; i < kTokens; ++i) {
+          if constexpr (F::kScaled) {
+            sum[r][i] = hn::MulAdd(sum[r][i], hn::Load(D(), panel.scale[c][r] + p), hn::Load(D(), place(r, i, p)));
+          }
+          hn::Store(sum[r][i], D(), place(r, i, p));
+        }
+      }
+    }
+  }
+}
+
+template <class F>
+HWY_NOINLINE void add_tiles(const float* const* x, std::int64_t at, std::int64_t chunks, std::int64_t tokens,
+                            Panel& panel) {
+  const std::int64_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
+  for (std::int64_t i = 0; i < tiles; ++i) {
+    const std::int64_t t = i * tokens / tiles;
+    switch ((i + 1) * tokens / tiles - t) {
+      case 1: add_tile<F, 1>(x, at, chunks, t, panel); break;
+      case 2: add_tile<F, 2>(x, at, chunks, t, panel); break;
+      default: add_tile<F, kTileTokens>(x, at, chunks, t, panel);
+    }
+  }
+}
+
+// At most kPanelRows rows times at most kBlockTokens tokens.
+template <class F>
+HWY_NOINLINE void panel_rows(const F& format, const Weight& w, std::int64_t row, std::int64_t rows,
+                             const float* const* x, std::int64_t tokens, float* const* y) {
+  Panel panel;
+  std::memset(panel.sum, 0, sizeof(panel.sum[0]) * static_cast<std::size_t>(tokens));
+  if (rows < kPanelRows) {
+    std::memset(panel.w, 0, sizeof(panel.w));
+    std::memset(panel.scale, 0, sizeof(panel.scale));
+  }
+  const std::int64_t whole = w.cols / kChunk;
+  const std::int64_t chunks = (w.cols + kChunk - 1) / kChunk;
+  const std::int64_t row_bytes = w.row_bytes();
+  const Bytes first = bytes_of(w.data) + row * row_bytes;
+  for (std::int64_t c = 0; c < chunks; c += kPanelChunks) {
+    const std::int64_t n = std::min(kPanelChunks, chunks - c);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t i = 0; i < std::min(n, whole - c); ++i) {
+        const Bytes bytes = first + r * row_bytes + (c + i) * F::kChunkBytes;
+        // Rows taken together are short runs that the processor's own prefetchers notice late: fetch the same place of
+        // the next rows, to the second cache (x passes through the first meanwhile).
+        for (int line = 0; line < F::kChunkBytes; line += 64)
+          __builtin_prefetch(bytes + kPanelRows * row_bytes + line, 0, 2);
+        decode_row(format, bytes, w, row + r, c + i, panel.w[i][r], panel.scale[i][r]);
+      }
+      if (c + n > whole) {
+        const Tail tail(format, w, row + r);
+        decode_row(format, tail.bytes, tail.w, 0, 0, panel.w[n - 1][r], panel.scale[n - 1][r]);
+      }
+    }
+    add_tiles<F>(x, c * kStride<F>, n, tokens, panel);
+  }
+  bool nan[kPanelRows];
+  for (std::int64_t r = 0; r < rows; ++r) nan[r] = row_is_nan<F>(w, row + r);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    float sums[kPanelRows];
+    sum_four(panel.sum[t][0], sums);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      y[t][row + r] = nan[r] ? std::numeric_limits<float>::quiet_NaN() : finish<F>(sums[r]);
+    }
+  }
+}
+
+template <class F>
+void panels(const Weight& w, std::int64_t begin, std::int64_t end, const float* const* x, std::int64_t tokens,
+            float* const* y) {
+  const F format;
+  for (std::int64_t row = begin; row < end; row += kPanelRows) {
+    panel_rows<F>(format, w, row, std::min<std::int64_t>(kPanelRows, end - row), x, tokens, y);
+  }
+}
+
 // Many tokens: as many rows as half the second cache holds stay there while blocks of tokens pass by.
 template <class F>
 void multiply(const Weight& w, std::int64_t begin, std::int64_t end, const float* const* x, std::int64_t tokens,
@@ -207,11 +351,22 @@ void multiply(const Weight& w, std::int64_t begin, std::int64_t end, const float
   if (tokens == 0) return;
   if (tokens == 1) return stream<F, 1>(w, begin, end, x, y);
   if (tokens == 2) return stream<F, 2>(w, begin, end, x, y);
-  if (tokens <= kBlockTokens) return stream_passes<F>(w, begin, end, x, tokens, y);
+  if constexpr (kParts == 1) {
+    if (tokens <= kBlockTokens) return stream_passes<F>(w, begin, end, x, tokens, y);
+  } else if constexpr (F::kScaled) {
+    if (tokens == 3) return stream<F, 3>(w, begin, end, x, y);
+    if (tokens == 4) return stream<F, 4>(w, begin, end, x, y);
+  }
   const std::int64_t rows = std::max<std::int64_t>(4, kBytes / w.row_bytes() / 4 * 4);
   for (std::int64_t row = begin; row < end; row += rows) {
+    const std::int64_t last = std::min(end, row + rows);
     for (std::int64_t t = 0; t < tokens; t += kBlockTokens) {
-      stream_passes<F>(w, row, std::min(end, row + rows), x + t, std::min(kBlockTokens, tokens - t), y + t);
+      const std::int64_t n = std::min(kBlockTokens, tokens - t);
+      if constexpr (kParts == 1) {
+        stream_passes<F>(w, row, last, x + t, n, y + t);
+      } else {
+        panels<F>(w, row, last, x + t, n, y + t);
+      }
     }
   }
 }

@@ -96,6 +96,25 @@ HWY_INLINE float sum_lanes(const Lanes& a) {
 #endif
 }
 
+// The closing trees of four sums: from is their lanes, [4, 16].
+HWY_INLINE void sum_four(const float* from, float* to) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < 4; ++i) to[i] = sum_lanes(load_lanes(from + 16 * i));
+#else
+  const hn::CappedTag<float, 4> d4;
+  hn::Vec<decltype(d4)> v[4];
+  FATHOM_UNROLL for (int i = 0; i < 4; ++i) {
+    const float* lanes = from + 16 * i;
+    v[i] = hn::Add(hn::Add(hn::LoadU(d4, lanes), hn::LoadU(d4, lanes + 8)),
+                   hn::Add(hn::LoadU(d4, lanes + 4), hn::LoadU(d4, lanes + 12)));
+  }
+  // Lanes 0 + 2 of both sums, then 1 + 3.
+  const auto first = hn::Add(hn::InterleaveLower(d4, v[0], v[1]), hn::InterleaveUpper(d4, v[0], v[1]));
+  const auto last = hn::Add(hn::InterleaveLower(d4, v[2], v[3]), hn::InterleaveUpper(d4, v[2], v[3]));
+  hn::StoreU(hn::Add(hn::ConcatLowerLower(d4, last, first), hn::ConcatUpperUpper(d4, last, first)), d4, to);
+#endif
+}
+
 // dot16 of n elements without scales. Neither is read past n.
 HWY_INLINE float dot16(const float* a, const float* b, std::int64_t n) {
   Lanes acc = zero_lanes();

@@ -2,10 +2,14 @@
 #include "base/topology.h"
 
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <numeric>
 #include <string>
+
+#include "base/numa.h"
 
 namespace fathom {
 namespace {
@@ -142,6 +146,26 @@ TEST_F(Topology, QuotaOfTheGroupAndThoseAboveIt) {
   file("cpu/c/cpu.cfs_quota_us", "-1\n");
   EXPECT_EQ(cgroup_cores(root_, "4:cpu:/c\n"), 0);
   EXPECT_EQ(cgroup_cores(root_, "nonsense\n::\n0::\n0::relative\n0::/../..\n"), 0);
+}
+
+TEST_F(Topology, MemoryIsInterleavedOverTheNodesOfTheProcessors) {
+  EXPECT_TRUE(nodes_to_interleave({}).empty());
+  EXPECT_TRUE(nodes_to_interleave({{.id = 0, .core = 0, .node = 3}, {.id = 1, .core = 1, .node = 3}}).empty());
+  two_nodes();
+  EXPECT_EQ(nodes_to_interleave(read_processors(root_, {0, 1, 2, 3})), (std::vector<unsigned long>{3}));
+  EXPECT_TRUE(nodes_to_interleave(read_processors(root_, {2, 3})).empty());
+  EXPECT_EQ(nodes_to_interleave({{.id = 0, .core = 0, .node = 1}, {.id = 1, .core = 1, .node = 64}}),
+            (std::vector<unsigned long>{2, 1}));
+}
+
+TEST_F(Topology, OneNodeLeavesThePolicyOfMemoryAlone) {
+  const auto policy = [] {
+    int mode = -1;
+    return syscall(SYS_get_mempolicy, &mode, nullptr, 0, nullptr, 0) == 0 ? mode : -1;
+  };
+  const int before = policy();
+  EXPECT_FALSE(interleave_memory(read_processors(root_, {0, 1})));
+  EXPECT_EQ(policy(), before);
 }
 
 TEST(UsableProcessors, AreDistinctAndAtLeastOne) {

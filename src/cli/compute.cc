@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/numa.h"
 #include "cli/progress.h"
 #include "ops/device_plugin.h"
 #include "ops/instruction_set.h"
@@ -52,6 +53,7 @@ Result<std::unique_ptr<ops::Backend>> make_backend(const ComputeOptions& o) {
       if (auto backend = try_cuda(off)) return backend;
     }
   }
+  interleave_memory(usable_processors());  // weights are files mapped into memory: read in from here on
   return ops::make_cpu_backend({.threads = o.threads});
 }
 

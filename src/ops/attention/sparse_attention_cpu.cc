@@ -1,7 +1,9 @@
 // Each visible entry is decoded to f32 once and serves all heads. The visible rows of a token are taken in blocks of
 // kBlock, in their order, with a running softmax per head: the state is a few numbers per head whatever the context,
 // and what a head computes depends on the token's position alone. With enough tokens a thread takes a token; with few,
-// threads share each block: some decode its rows, then each attends with some heads.
+// a thread takes some heads and decodes all rows for itself, because rows that another core has just written are slow
+// to come by; with so many threads that decoding would be most of it, they share the decoding of each block and then
+// its heads.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -22,8 +24,9 @@
 namespace fathom::ops {
 namespace {
 
-constexpr std::int64_t kBlock = 64;     // rows of a block
-constexpr std::int64_t kTileHeads = 4;  // heads that share the loads of a row
+constexpr std::int64_t kBlock = 64;         // rows of a block
+constexpr std::int64_t kTileHeads = 4;      // heads that share the loads of a row
+constexpr std::int64_t kOwnRowsHeads = 16;  // a thread with so many heads had better decode all rows for itself
 
 // One head of one token between blocks.
 struct alignas(64) HeadState {
@@ -259,6 +262,8 @@ class Run {
   void all() {
     if (op_.batch.tokens >= 2 * ctx_.pool.size() || ctx_.pool.size() == 1) {
       tokens_to_threads();
+    } else if (op_.heads >= kOwnRowsHeads * ctx_.pool.size()) {
+      shares_to_threads();
     } else {
       for (std::int64_t t = 0; t < op_.batch.tokens; ++t) heads_to_threads(t);
     }
@@ -270,7 +275,7 @@ class Run {
             ctx_.scratch.take<HeadState>(op_.heads)};
   }
 
-  void begin(std::int64_t t, Token& token, std::int64_t h) const {
+  void begin(std::int64_t t, const Token& token, std::int64_t h) const {
     const std::int64_t dim = op_.kv.cols;
     float* q = token.q + h * dim_;
     std::copy_n(op_.q.row(t) + h * dim, dim, q);
@@ -297,6 +302,18 @@ class Run {
      op_.out.row(t) + h * op_.kv.cols);
   }
 
+  // Some heads of a token over all its rows. rows: memory of a block.
+  void attend_all(std::int64_t t, const Token& token, std::int64_t first, std::int64_t heads, float* rows) const {
+    for (std::int64_t h = first; h < first + heads; ++h) begin(t, token, h);
+    const Visible v = visible_rows(op_, t);
+    for (std::int64_t j = 0; j < v.rows; j += kBlock) {
+      const std::int64_t n = std::min(kBlock, v.rows - j);
+      for (std::int64_t i = 0; i < n; ++i) decode_row(v, j + i, dim_, rows + i * dim_);
+      attend(token, first, heads, rows, n);
+    }
+    for (std::int64_t h = first; h < first + heads; ++h) end(t, token, h);
+  }
+
   void tokens_to_threads() {
     auto* tokens = ctx_.scratch.take<Token>(ctx_.pool.size());
     auto** rows = ctx_.scratch.take<float*>(ctx_.pool.size());
@@ -305,17 +322,24 @@ class Run {
       rows[i] = ctx_.scratch.take<float>(kBlock * dim_);
     }
     ctx_.pool.parallel_for(op_.batch.tokens, 1, [&](std::int64_t first, std::int64_t last, int worker) {
-      Token& token = tokens[worker];
-      for (std::int64_t t = first; t < last; ++t) {
-        for (std::int64_t h = 0; h < op_.heads; ++h) begin(t, token, h);
-        const Visible v = visible_rows(op_, t);
-        for (std::int64_t j = 0; j < v.rows; j += kBlock) {
-          const std::int64_t n = std::min(kBlock, v.rows - j);
-          for (std::int64_t i = 0; i < n; ++i) decode_row(v, j + i, dim_, rows[worker] + i * dim_);
-          attend(token, 0, op_.heads, rows[worker], n);
-        }
-        for (std::int64_t h = 0; h < op_.heads; ++h) end(t, token, h);
-      }
+      for (std::int64_t t = first; t < last; ++t) attend_all(t, tokens[worker], 0, op_.heads, rows[worker]);
+    });
+  }
+
+  // A thread takes an equal share of the heads of every token, and decodes all rows for itself.
+  void shares_to_threads() {
+    const int threads = ctx_.pool.size();
+    auto* tokens = ctx_.scratch.take<Token>(threads);
+    auto** rows = ctx_.scratch.take<float*>(threads);
+    for (int i = 0; i < threads; ++i) {
+      tokens[i] = make_token();
+      rows[i] = ctx_.scratch.take<float>(kBlock * dim_);
+    }
+    const std::int64_t share = ((op_.heads + threads - 1) / threads + kTileHeads - 1) / kTileHeads * kTileHeads;
+    ctx_.pool.parallel_for(op_.batch.tokens * threads, 1, [&](std::int64_t turn, std::int64_t, int worker) {
+      const std::int64_t first = turn % threads * share;
+      const std::int64_t heads = std::min(share, op_.heads - first);
+      if (heads > 0) attend_all(turn / threads, tokens[worker], first, heads, rows[worker]);
     });
   }
 

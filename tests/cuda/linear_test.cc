@@ -180,6 +180,43 @@ TEST_F(Linear, ResidentAsStreamed) {
   }
 }
 
+// Several of both formats at once, as a layer has them.
+TEST_F(Linear, ResidentTogether) {
+  const auto streamed = device_without({"linear.bf16.resident64", "linear.fp8.resident64"});
+  const std::int64_t cols = 1024;
+  std::vector<TwinWeight> weights;
+  for (const auto& [format, rows] : {std::pair<Format, std::int64_t>{kFp8, 1536}, {kBf16, 64}, {kFp8, 100}, {kBf16, 1024},
+                                     {kFp8F32, 64}, {kBf16, 3}}) {
+    weights.emplace_back(format, rows, cols, static_cast<std::uint32_t>(rows));
+  }
+  Twin<float> x(normal(64 * cols, 6, 1, Carrier::kBf16));
+  for (const std::int64_t tokens : {9, 17, 64}) {
+    const auto run = [&](ops::Backend& backend) {
+      std::vector<Twin<float>> y;
+      std::vector<ops::Linear> all;
+      for (const TwinWeight& w : weights) {
+        const ops::Weight device_w = w.on_device();
+        y.push_back(Twin<float>::poisoned(tokens * device_w.rows));
+        all.push_back({.x = x.on_device(64, cols).slice(0, tokens),
+                       .w = device_w,
+                       .y = y.back().on_device(tokens, device_w.rows),
+                       .quantise_x = device_w.quantised(),
+                       .x_carrier = Carrier::kBf16});
+      }
+      EXPECT_TRUE(device().finish());  // which may be another one
+      backend.linears(all);
+      EXPECT_TRUE(backend.finish());
+      std::vector<float> results;
+      for (const auto& one : y) {
+        const auto values = one.fetch();
+        results.insert(results.end(), values.begin(), values.end());
+      }
+      return results;
+    };
+    EXPECT_TRUE(run(device()) == run(*streamed)) << tokens;
+  }
+}
+
 TEST_F(Linear, NanAndInfinityStayInTheirRow) {
   for (const Format f : {kBf16, kFp8, kFp4}) {
     for (const bool quantise : {false, true}) {

@@ -131,10 +131,12 @@ int tokens_an_item(const Context& c, const Weight& w, Values values, std::int64_
 
 void run_matmul(Context& c, const char* name, const Matmul& m);
 
-// One matrix for 9 to 64 tokens on Hopper, through memory for sums. Takes planes in the order kHalves.
+// Matrices of one format for 9 to 64 tokens on Hopper, through memory for sums: up to 8 of one part at once, or one that
+// is not resident_at_once. Takes planes in the order kHalves; memory: resident_bytes of each, aligned to 256.
 bool takes_resident(const Context& c, const Weight& w, Values values, std::int64_t rows);
+bool resident_at_once(const Weight& w, std::int64_t groups);
 std::size_t resident_bytes(const Weight& w, std::int64_t rows, std::int64_t groups, Part part);
-void run_resident(Context& c, const char* name, const Matmul& m, std::byte* memory);  // memory: aligned to 256
+void run_resident(Context& c, const char* name, std::span<const Matmul> products, std::byte* memory);
 
 // Experts in FP4 with about `rows_each` tokens, in items of up to 8, a warp whole rows. Takes planes in the order kRow.
 bool takes_alone(const Context& c, const Weight& w, Values values, std::int64_t rows_each);

@@ -1,6 +1,6 @@
-// resident: one matrix for 9 to 64 tokens on Hopper. A block keeps one segment of the inputs of all tokens in shared
-// memory and lets rows of W go past, once: three warpgroups, each expands 64 rows into registers and multiplies, none
-// waits for another. Sums of segments go through memory, where a second launch adds them up.
+// resident: some matrices of one format for 9 to 64 tokens on Hopper. A block keeps one segment of the inputs of all
+// tokens in shared memory and lets rows of W go past, once: three warpgroups, each expands 64 rows into registers and
+// multiplies, none waits for another. Sums of segments go through memory, where a second launch adds them up.
 #pragma once
 
 #include <algorithm>
@@ -15,18 +15,31 @@ inline constexpr int kResidentGroups = 3;  // warpgroups of a block
 inline constexpr int kResidentThreads = kResidentGroups * 128;
 inline constexpr int kResidentRows = 64;          // of a tile
 inline constexpr int kResidentTokens = 64;        // at most
-inline constexpr std::int64_t kResidentTiles = 256;  // of a launch: what they leave stays in L2
+inline constexpr std::int64_t kResidentUnits = 2048;  // of a launch: the sums that they leave stay in L2
+inline constexpr int kResidentJobs = 8;
 
 // Tokens as the instruction takes them.
 constexpr int resident_tokens(std::int64_t rows) { return rows <= 16 ? 16 : rows <= 32 ? 32 : 64; }
 
-// What a launch has: tiles [first, first + count) of every group.
-struct ResidentTiles {
-  int first;
-  int count;
+// A matrix, or w1 and w3, of a launch. A part is a segment of a group's inputs with one of the matrices, a unit a part
+// of one tile.
+struct ResidentJob {
+  Job job;
+  int parts;
+  int first_tile;  // tiles [first_tile, first_tile + tiles) of every group
+  int tiles;
+  int members;      // blocks that share a part's tiles
+  int first_block;  // of the launch that multiplies
+  int first_adder;  // of the launch that adds up
+  float4* sums;     // [parts][tiles][tokens / 8][128], of a thread's two rows and two tokens
 };
 
-// A segment of a group's inputs with one of the matrices.
+struct ResidentList {
+  int n;
+  ResidentJob jobs[kResidentJobs];
+};
+
+// Which part of its job's a block has.
 struct ResidentPart {
   int segment;
   int group;
@@ -129,32 +142,33 @@ __device__ void stage_segment(const Job& job, int group, int begin, int end, std
 
 #endif  // FATHOM_WGMMA
 
-// sums: [parts][tiles][kN / 8][128], of a thread's two rows and two tokens.
 template <Format F, int kN>
-__global__ void __launch_bounds__(kResidentThreads, 1)
-    resident(const __grid_constant__ Job job, int parts, ResidentTiles tiles, float4* sums) {
+__global__ void __launch_bounds__(kResidentThreads, 1) resident(const __grid_constant__ ResidentList list) {
 #if FATHOM_WGMMA
   extern __shared__ uint4 resident_shared[];
   using Reader = ResidentReader<F>;
   constexpr int kAhead = F == Format::kFp8 ? 2 : 1;  // blocks of weights under way
   const std::uint32_t misaligned = shared_address(resident_shared) % 1024;
   std::byte* const staged = reinterpret_cast<std::byte*>(resident_shared) + (misaligned == 0 ? 0 : 1024 - misaligned);
-  const auto number = static_cast<int>(blockIdx.x) % parts;
-  const int member = static_cast<int>(blockIdx.x) / parts;
-  const int members = (static_cast<int>(gridDim.x) - number + parts - 1) / parts;
+  int which = 0;
+  while (which + 1 < list.n && static_cast<int>(blockIdx.x) >= list.jobs[which + 1].first_block) ++which;
+  const ResidentJob& of = list.jobs[which];
+  const Job& job = of.job;
+  const int number = (static_cast<int>(blockIdx.x) - of.first_block) / of.members;
+  const int member = (static_cast<int>(blockIdx.x) - of.first_block) % of.members;
   const ResidentPart part_of(job, number);
   const int begin = job.blocks * part_of.segment / job.segments;
   const int end = job.blocks * (part_of.segment + 1) / job.segments;
   const int thread = static_cast<int>(threadIdx.x) % 128;
   const int row = thread / kWarp * 16 + thread % kWarp / 4;
-  const int step = members * kResidentGroups;
-  int tile = member + static_cast<int>(threadIdx.x) / 128 * members;
+  const int step = of.members * kResidentGroups;
+  int tile = member + static_cast<int>(threadIdx.x) / 128 * of.members;
   const bool scales_f32 = job.scales_f32;
   const auto reader_of = [&](int i) {
-    return Reader(job, job.w[part_of.matrix], part_of.group, (tiles.first + i) * kResidentRows + row, begin);
+    return Reader(job, job.w[part_of.matrix], part_of.group, (of.first_tile + i) * kResidentRows + row, begin);
   };
   allow_next();
-  Reader reader = reader_of(tile < tiles.count ? tile : 0);
+  Reader reader = reader_of(tile < of.tiles ? tile : 0);
   typename Reader::Block blocks[kAhead];
 #pragma unroll
   for (int d = 0; d < kAhead; ++d) {
@@ -191,8 +205,8 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
     wgmma_commit();
   };
 #pragma unroll 1
-  for (; tile < tiles.count; tile += step) {
-    const bool more = tile + step < tiles.count;
+  for (; tile < of.tiles; tile += step) {
+    const bool more = tile + step < of.tiles;
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) sum[i] = 0;
     const int count = end - begin;
@@ -215,7 +229,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
         }
       }
     }
-    float4* const to = sums + (static_cast<std::int64_t>(number) * tiles.count + tile) * (kN / 8) * 128 + thread;
+    float4* const to = of.sums + (static_cast<std::int64_t>(number) * of.tiles + tile) * (kN / 8) * 128 + thread;
 #pragma unroll
     for (int n = 0; n < kN / 8; ++n) to[n * 128] = {sum[4 * n], sum[4 * n + 1], sum[4 * n + 2], sum[4 * n + 3]};
   }
@@ -224,19 +238,23 @@ __global__ void __launch_bounds__(kResidentThreads, 1)
 
 // Adds the segments up, and writes. A block has 8 tokens of a tile of a group.
 template <bool kGate>
-__global__ void __launch_bounds__(128)
-    add_segments(const __grid_constant__ Job job, int token_groups, ResidentTiles tiles, const float4* sums) {
+__global__ void __launch_bounds__(128) add_segments(const __grid_constant__ ResidentList list, int token_groups) {
   await_previous();
-  const auto tile = static_cast<int>(blockIdx.x) / token_groups;
-  const auto n = static_cast<int>(blockIdx.x) % token_groups;
-  const auto group = static_cast<int>(blockIdx.y);
+  int which = 0;
+  while (which + 1 < list.n && static_cast<int>(blockIdx.x) >= list.jobs[which + 1].first_adder) ++which;
+  const ResidentJob& of = list.jobs[which];
+  const Job& job = of.job;
+  const int i = static_cast<int>(blockIdx.x) - of.first_adder;
+  const int n = i % token_groups;
+  const int tile = i / token_groups % of.tiles;
+  const int group = i / token_groups / of.tiles;
   const auto thread = static_cast<int>(threadIdx.x);
   float4 total[kGate ? 2 : 1];
 #pragma unroll
   for (int m = 0; m < (kGate ? 2 : 1); ++m) {
     const auto at = [&](int s) {
       const std::int64_t part = (static_cast<std::int64_t>(m) * job.groups + group) * job.segments + s;
-      return sums[((part * tiles.count + tile) * token_groups + n) * 128 + thread];
+      return of.sums[((part * of.tiles + tile) * token_groups + n) * 128 + thread];
     };
     constexpr int kMost = 8;  // segments_of
     float4 v[kMost];
@@ -251,7 +269,7 @@ __global__ void __launch_bounds__(128)
         total[m] = {total[m].x + v[s].x, total[m].y + v[s].y, total[m].z + v[s].z, total[m].w + v[s].w};
     }
   }
-  const int row0 = (tiles.first + tile) * kResidentRows + thread / kWarp * 16;
+  const int row0 = (of.first_tile + tile) * kResidentRows + thread / kWarp * 16;
   const float4 a = total[0];
   const float4 b = total[kGate ? 1 : 0];
   write_result<kGate>(job, 0, job.rows, row0, 8 * n, group, 0, a.x, b.x);

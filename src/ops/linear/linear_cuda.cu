@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/matmul.h"
@@ -69,6 +70,44 @@ void run_listed(Context& c, std::span<const Linear> ops) {
   run_list(c, "linears", std::span(products).first(n));
 }
 
+// 9 to 64 tokens: all of one format in one launch.
+void run_residents(Context& c, std::span<const Linear> ops) {
+  std::array<std::size_t, kListJobs> planes{};
+  Pieces pieces;
+  const auto first_like = [&](std::size_t i) {
+    std::size_t j = 0;
+    while (!same_planes(ops[j], ops[i])) ++j;
+    return j;
+  };
+  std::int64_t sums_bytes = 0;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Linear& op = ops[i];
+    const std::size_t j = first_like(i);
+    planes[i] = j < i ? planes[j]
+                      : pieces.add<std::byte>(static_cast<std::int64_t>(
+                            planes_bytes(op.x.rows * op.groups, op.w.cols, values_of(op))));
+    sums_bytes += static_cast<std::int64_t>(resident_bytes(op.w, op.x.rows, op.groups, Part::kDown));
+  }
+  const std::size_t sums = pieces.add<std::byte>(sums_bytes);
+  std::byte* const base = c.scratch->take(pieces.bytes(), c.fault);
+  std::array<Matmul, kListJobs> products;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Linear& op = ops[i];
+    const PlanesOf of{.x = op.x,
+                      .groups = op.groups,
+                      .values = values_of(op),
+                      .order = order_for(op.w),
+                      .memory = base + planes[i]};
+    products[i] = {.w = op.w,
+                   .groups = op.groups,
+                   .x = first_like(i) < i ? planes_in(of) : make_planes(c, of),
+                   .rows = op.x.rows,
+                   .y = op.y,
+                   .carrier = op.carrier};
+  }
+  run_resident(c, "linears", std::span(products).first(ops.size()), base + sums);
+}
+
 }  // namespace
 
 void run(Context& c, const Linear& op) {
@@ -79,27 +118,36 @@ void run(Context& c, const Linear& op) {
     return;
   }
   const Values values = values_of(op);
-  const bool resident = takes_resident(c, op.w, values, op.x.rows);
-  Pieces pieces;
-  const std::size_t planes = pieces.add<std::byte>(
-      static_cast<std::int64_t>(planes_bytes(op.x.rows * op.groups, op.w.cols, values)));
-  const std::size_t sums =
-      resident ? pieces.add<std::byte>(
-                     static_cast<std::int64_t>(resident_bytes(op.w, op.x.rows, op.groups, Part::kDown)))
-               : 0;
-  std::byte* const memory = c.scratch->take(pieces.bytes(), c.fault);
-  const Order order = resident ? order_for(op.w) : order_for(c, op.w, values, op.x.rows, op.groups);
-  const Planes x =
-      make_planes(c, {.x = op.x, .groups = op.groups, .values = values, .order = order, .memory = memory + planes});
-  const Matmul m{.w = op.w, .groups = op.groups, .x = x, .rows = op.x.rows, .y = op.y, .carrier = op.carrier};
-  if (resident) run_resident(c, "linear", m, memory + sums);
-  else run_matmul(c, "linear", m);
+  if (takes_resident(c, op.w, values, op.x.rows)) {
+    run_residents(c, {&op, 1});
+    return;
+  }
+  std::byte* memory = c.scratch->take(planes_bytes(op.x.rows * op.groups, op.w.cols, values), c.fault);
+  const Planes x = make_planes(c, {.x = op.x,
+                                   .groups = op.groups,
+                                   .values = values,
+                                   .order = order_for(c, op.w, values, op.x.rows, op.groups),
+                                   .memory = memory});
+  run_matmul(c, "linear",
+             {.w = op.w, .groups = op.groups, .x = x, .rows = op.x.rows, .y = op.y, .carrier = op.carrier});
 }
 
 void run(Context& c, std::span<const Linear> ops) {
   for (const Linear& op : ops) check_here(op);
   if (ops.size() <= kListJobs && std::all_of(ops.begin(), ops.end(), listed)) {
     if (!ops.empty()) run_listed(c, ops);
+    return;
+  }
+  if (ops.size() <= kListJobs && std::all_of(ops.begin(), ops.end(), [&](const Linear& op) {
+        return op.x.rows == ops[0].x.rows && takes_resident(c, op.w, values_of(op), op.x.rows) &&
+               resident_at_once(op.w, op.groups);
+      })) {
+    std::vector<Linear> fp8;
+    std::vector<Linear> others;
+    for (const Linear& op : ops) (op.w.dtype == DType::kF8E4M3 ? fp8 : others).push_back(op);
+    if (!others.empty() && !fp8.empty()) c.beside([&] { run_residents(c, others); });
+    run_residents(c, fp8.empty() ? others : fp8);
+    c.meet();
     return;
   }
   for (std::size_t i = 1; i < ops.size(); ++i) {

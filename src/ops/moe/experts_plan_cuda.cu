@@ -6,7 +6,7 @@ namespace fathom::ops::cuda {
 namespace {
 
 // For few choices. One block; a thread places one choice by counting those before it.
-constexpr int kCountedChoices = 512;
+constexpr int kCountedChoices = 256;
 __global__ void __launch_bounds__(kCountedChoices)
     make_small_plan(Mat<const std::int32_t> experts, Mat<const float> weights, int tokens_an_item, Plan plan) {
   await_previous();

@@ -81,21 +81,21 @@ struct Room {
 // The shared expert, all of it: z and h are its rows between the two products.
 void run_shared(Context& c, const Experts& op, const Planes& x, Mat<float> z, std::byte* h, Mat<float> y,
                 std::byte* sums) {
-  run_resident(c, "shared_gate",
-               {.w = op.shared.w1,
-                .w3 = op.shared.w3,
-                .part = Part::kGate,
-                .x = x,
-                .rows = op.x.rows,
-                .swiglu_limit = op.swiglu_limit,
-                .y = z,
-                .carrier = op.carrier},
-               sums);
+  const Matmul gate{.w = op.shared.w1,
+                    .w3 = op.shared.w3,
+                    .part = Part::kGate,
+                    .x = x,
+                    .rows = op.x.rows,
+                    .swiglu_limit = op.swiglu_limit,
+                    .y = z,
+                    .carrier = op.carrier};
+  run_resident(c, "shared_gate", {&gate, 1}, sums);
   const Planes of_z = make_planes(c, {.x = z,
                                       .values = values_for(op.shared.w2, op.quantise),
                                       .order = order_for(op.shared.w2),
                                       .memory = h});
-  run_resident(c, "shared_down", {.w = op.shared.w2, .x = of_z, .rows = op.x.rows, .y = y, .carrier = op.carrier}, sums);
+  const Matmul down{.w = op.shared.w2, .x = of_z, .rows = op.x.rows, .y = y, .carrier = op.carrier};
+  run_resident(c, "shared_down", {&down, 1}, sums);
 }
 
 }  // namespace

@@ -80,12 +80,13 @@ HWY_INLINE float sum_lanes(const Lanes& a) {
   }
   return s[0];
 #else
-  const hn::CappedTag<float, 4> d4;
 #if HWY_CAP_GE512
+  const hn::CappedTag<float, 4> d4;
   const hn::Half<D> d8;
   const auto eight = hn::Add(hn::LowerHalf(d8, a.part[0]), hn::UpperHalf(d8, a.part[0]));
   auto v = hn::Add(hn::LowerHalf(d4, eight), hn::UpperHalf(d4, eight));
 #elif HWY_CAP_GE256
+  const hn::CappedTag<float, 4> d4;
   const auto eight = hn::Add(a.part[0], a.part[1]);
   auto v = hn::Add(hn::LowerHalf(d4, eight), hn::UpperHalf(d4, eight));
 #else

@@ -106,7 +106,7 @@ Rows matmul() {
     const Memory w(2 * bytes);
     const Memory scales(bytes);
     const Memory x(static_cast<std::size_t>(s.tokens * s.cols * s.groups) * 4);
-    const Memory planes(static_cast<std::size_t>(s.tokens * (s.cols + 128) * s.groups) * 2);
+    const Memory planes(ops::cuda::planes_bytes(s.tokens * s.groups, s.cols, ops::cuda::Values::kBf16));
     const Memory y(static_cast<std::size_t>(s.tokens * s.rows) * 4);
     const Memory z(static_cast<std::size_t>(s.tokens * s.rows) * 4);
     make_codes<<<1024, 256>>>(w.as<std::uint8_t>(), 2 * bytes,
@@ -124,9 +124,9 @@ Rows matmul() {
                     .scales = scales.as<std::byte>() + at / 2};
     };
     const Mat<const float> in{x.as<float>(), s.tokens, s.cols * s.groups, s.cols * s.groups};
-    c.wgmma = false;
+    c.kernels = {};
     const float slow = product(c, s, weight(0), weight(bytes), in, y.as<float>(), planes.as<std::byte>());
-    c.wgmma = true;
+    c.kernels = ops::KernelChoice(c.capability, true, {});
     const float fast = product(c, s, weight(0), weight(bytes), in, z.as<float>(), planes.as<std::byte>());
     unsigned long long differ = 0;
     check(cudaMemset(counts.as<void>(), 0, 8), "counts");

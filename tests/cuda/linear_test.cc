@@ -24,6 +24,7 @@ void expect_like_reference(ops::Backend& device, ops::Backend& reference, const 
   const TwinWeight w(c.format, c.rows, c.cols, static_cast<std::uint32_t>(c.rows * 7 + c.cols));
   Twin<float> x(normal(c.tokens * c.groups * c.cols, static_cast<std::uint32_t>(c.cols + c.tokens), 1, c.x_carrier));
   auto y = Twin<float>::poisoned(c.tokens * c.rows);
+  EXPECT_TRUE(Device::get().backend->finish());  // the copies are its, and `device` may be another
   device.linear({.x = x.on_device(c.tokens, c.groups * c.cols),
                  .w = w.on_device(),
                  .y = y.on_device(c.tokens, c.rows),
@@ -31,6 +32,7 @@ void expect_like_reference(ops::Backend& device, ops::Backend& reference, const 
                  .quantise_x = c.quantise,
                  .x_carrier = c.x_carrier,
                  .carrier = c.carrier});
+  EXPECT_TRUE(device.finish());
   reference.linear({.x = x.on_host(c.tokens, c.groups * c.cols),
                     .w = w.on_host(),
                     .y = y.on_host(c.tokens, c.rows),
@@ -65,6 +67,16 @@ void expect_like_reference(ops::Backend& device, ops::Backend& reference, const 
                      << c.groups << " quantise " << c.quantise << " x "
                      << (c.x_carrier == Carrier::kBf16 ? "bf16" : "f32") << ": worst " << worst
                      << " of what is allowed";
+}
+
+// What a kernel may have of shared memory is the process's: a second backend that needs less must not take it away.
+TEST_F(Linear, ASecondBackendTakesNothingAway) {
+  const Case large{kFp8, 64, 4096, 8, 1, true, Carrier::kBf16, Carrier::kBf16};
+  const Case small{kFp8, 64, 128, 1, 1, true, Carrier::kBf16, Carrier::kBf16};
+  expect_like_reference(device(), reference(), large);
+  const auto second = device_without({});
+  expect_like_reference(*second, reference(), small);
+  expect_like_reference(device(), reference(), large);
 }
 
 TEST_F(Linear, EveryFormatAndNumberOfTokens) {

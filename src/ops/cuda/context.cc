@@ -67,11 +67,16 @@ Context::~Context() {
   close_branch(trunk_);
 }
 
-void Context::prepare(const void* kernel, std::size_t shared, const char* name) {
-  const auto known = prepared_.try_emplace(kernel, 0).first;
-  if (shared <= known->second) return;
-  fault.note(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)), name);
-  known->second = shared;
+void Context::prepare(const void* kernel, const char* name) {
+  if (!prepared_.insert(kernel).second) return;
+  int device = 0;
+  int most = 0;
+  cudaFuncAttributes own{};
+  fault.note(cudaGetDevice(&device), name);
+  fault.note(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), name);
+  fault.note(cudaFuncGetAttributes(&own, kernel), name);
+  const int dynamic = most - static_cast<int>(own.sharedSizeBytes);
+  fault.note(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic), name);
 }
 
 void Context::beside(const std::function<void()>& work) {

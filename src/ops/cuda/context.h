@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
+#include <set>
 #include <vector>
 
 #include "ops/kernel_choice.h"
@@ -69,8 +69,9 @@ struct Context {
   // Error: what the driver says.
   cudaError_t open();
 
-  // Before a kernel's launch with `shared` bytes of dynamic shared memory: asks for them, once.
-  void prepare(const void* kernel, std::size_t shared, const char* name);
+  // Before a kernel's first launch: lets it have as much dynamic shared memory as there is. What a kernel may have is
+  // the process's, not this context's: were it what a launch needs, contexts would take it from each other.
+  void prepare(const void* kernel, const char* name);
 
   // Backend::beside and meet.
   void beside(const std::function<void()>& work);
@@ -91,7 +92,7 @@ struct Context {
 
  private:
   Branch trunk_;
-  std::map<const void*, std::size_t> prepared_;  // kernels, and the dynamic shared memory they may have
+  std::set<const void*> prepared_;
   std::array<Branch, 4> branches_;
   std::size_t used_ = 0;  // branches since the last meet()
 };

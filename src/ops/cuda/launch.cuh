@@ -39,7 +39,7 @@ void launch_clusters(Context& c, const char* name, void (*kernel)(Parameters...)
                      std::size_t shared, const Arguments&... arguments) {
   if (c.fault.set() || grid.x == 0 || grid.y == 0 || grid.z == 0) return;
   FATHOM_CHECK(grid.y <= 65535 && grid.z <= 65535, "a grid within the device's limits");
-  c.prepare(reinterpret_cast<const void*>(kernel), shared, name);
+  c.prepare(reinterpret_cast<const void*>(kernel), name);
   if (c.fault.set()) return;
   c.last = name;
   ++c.launches;

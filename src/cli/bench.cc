@@ -88,7 +88,7 @@ void print_operations(const Report& r, const BenchRow& row) {
   fmt::print("{:<36} {:>6} {:>9} {:>11} {:>11} {:>10} {:>8} {:>9} {:>8} {:>8}\n", "", "calls",
              r.on_host ? "" : "launches", "us a call", "us in all", "MB", "GB/s", "of limit",
              r.on_host ? "GFLOP/s" : "", r.on_host ? "of FMA" : "");
-  OperationRow sum{.name = "their sum", .launches = row.launches};
+  OperationRow sum{.name = "their sum"};
   const auto line = [&](const OperationRow& o) {
     const auto per_call = 1e6 * o.seconds / static_cast<double>(o.calls);
     const bool flops = o.flops > 0 && r.fma_peak > 0;
@@ -101,6 +101,7 @@ void print_operations(const Report& r, const BenchRow& row) {
   };
   for (const OperationRow& o : row.operations) {
     line(o);
+    sum.launches += o.launches;
     sum.seconds += o.seconds;
     sum.bytes += o.bytes;
     sum.flops += o.flops;
@@ -108,6 +109,7 @@ void print_operations(const Report& r, const BenchRow& row) {
   line(sum);
   if (row.what != "decode") return;
   sum.name = "the step";
+  sum.launches = row.launches;
   sum.seconds = row.seconds;
   line(sum);
 }

@@ -133,10 +133,10 @@ void add_inspect(CLI::App& app, ExitCode& exit) {
   command->add_option("--device", o->device, "cpu, or GPUs and how many: h200, h200x8")->capture_default_str();
   command->add_option("--bandwidth", o->bandwidth_gb, "memory bandwidth of each device (default: nominal, GPUs only)")
       ->type_name("GB/s")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(0.001, 1e6));
   command->add_option("--memory", o->memory_gib, "memory of each device (default: nominal; for cpu, this machine's)")
       ->type_name("GiB")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(0.001, 1e6));
   command->add_option("--numerics", o->numerics,
                       "float, official or official-bf16 (default: official on cpu, official-bf16 on GPUs)");
   command->add_flag("--values", o->values, "also read every weight: NaN, infinities, scales and ids out of range")

@@ -51,7 +51,7 @@ void add_synthesize(CLI::App& app, ExitCode& exit) {
   command->add_option("NAME", o->source.name, "the published geometry, as for --synthetic elsewhere")->required();
   command->add_option("FOLDER", o->folder, "where to write; made if missing, must be empty")->required();
   add_synthetic_shape(*command, o->source);
-  command->add_option("--threads", o->threads, "threads (default: all cores)")->check(CLI::PositiveNumber);
+  command->add_option("--threads", o->threads, "threads (default: all cores)")->check(CLI::Range(1, 1024));
   command->add_flag("--sparse", o->sparse, "headers only: files of full size that take no room, for inspect");
   command->footer(
       "Examples:\n"

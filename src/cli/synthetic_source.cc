@@ -18,8 +18,8 @@ CLI::Option* add_synthetic_source(CLI::App& command, SyntheticSource& source) {
 }
 
 void add_synthetic_shape(CLI::App& command, SyntheticSource& source) {
-  command.add_option("--layers", source.layers, "only the first N layers")->check(CLI::PositiveNumber);
-  command.add_option("--experts", source.experts, "only N routed experts a layer")->check(CLI::PositiveNumber);
+  command.add_option("--layers", source.layers, "only the first N layers")->check(CLI::Range(1, 1 << 20));
+  command.add_option("--experts", source.experts, "only N routed experts a layer")->check(CLI::Range(1, 1 << 20));
   command.add_option("--seed", source.seed, "other weights for every seed")->capture_default_str();
 }
 

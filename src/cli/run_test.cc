@@ -38,6 +38,21 @@ TEST_F(Cli, RunSameSeedSameTextOnAnyThreadsAndBackend) {
   EXPECT_EQ(with("7", {"--temperature", "0"}), with("9", {"--top-k", "1"}));
 }
 
+// --top-k takes the choice to the host's sampler, from all tokens: it is the same choice, token by token.
+TEST_F(Cli, RunChoosesTheSameWhereverItChooses) {
+  for (const char* temperature : {"0", "0.8", "1.3"}) {
+    const auto text = [&](std::vector<std::string> more) {
+      std::vector<std::string> args = {"run", "-p", "Tell me a story", "-n",       "30", "--seed", "3", "--top-p",
+                                       "1",   "-q", "--temperature",   temperature};
+      args.insert(args.end(), more.begin(), more.end());
+      return fathom(args).out;
+    };
+    const std::string beside = text({});
+    EXPECT_GT(beside.size(), 30U);
+    EXPECT_EQ(beside, text({"--top-k", "100000"})) << temperature;
+  }
+}
+
 TEST_F(Cli, RunFollowsASchemaOrAnExpression) {
   const std::string schema = R"({"type": "object", "properties": {"city": {"type": "string", "maxLength": 12},
       "people": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["city", "people"]})";

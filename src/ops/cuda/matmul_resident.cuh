@@ -181,22 +181,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1) resident(const __grid_con
   float part[kN / 2];
   float sum[kN / 2];
   std::uint32_t a[2][4][4];
-  const auto expand = [&](const typename Reader::Block& from, int half) {
-    std::uint32_t lower[8];
-    std::uint32_t upper[8];
-    Reader::expand(from, 0, half, lower);
-    Reader::expand(from, 1, half, upper);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      a[half][j][0] = lower[2 * j];
-      a[half][j][1] = upper[2 * j];
-      a[half][j][2] = lower[2 * j + 1];
-      a[half][j][3] = upper[2 * j + 1];
-    }
-    // Here, not between the instructions that read them.
-#pragma unroll
-    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[half][i / 4][i % 4])::"memory");
-  };
+  const auto expand = [&](const typename Reader::Block& from, int half) { expand_half<Reader>(from, half, a[half]); };
   const auto multiply = [&](int block, int half) {
     const std::uint64_t tokens = tokens_at(staged + (2 * block + half) * (kN * 128));
     wgmma_fence();

@@ -211,20 +211,7 @@ __device__ __forceinline__ void sum_tile(const Job& job, const WeightView& w, co
   }
   std::uint32_t a[2][4][4];
   const auto expand = [&](const typename Reader<F>::Block& from, int half) {
-    std::uint32_t lower[8];
-    std::uint32_t upper[8];
-    Reader<F>::expand(from, 0, half, lower);
-    Reader<F>::expand(from, 1, half, upper);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      a[half][j][0] = lower[2 * j];
-      a[half][j][1] = upper[2 * j];
-      a[half][j][2] = lower[2 * j + 1];
-      a[half][j][3] = upper[2 * j + 1];
-    }
-    // Here, not between the instructions that read them.
-#pragma unroll
-    for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[half][i / 4][i % 4])::"memory");
+    expand_half<Reader<F>>(from, half, a[half]);
   };
   const auto multiply = [&](std::uint64_t tokens, int half) {
     wgmma_fence();

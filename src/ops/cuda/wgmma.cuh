@@ -35,6 +35,25 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
 }
 
+// Half of a reader's block of W, rows g and g + 8, as the registers of four instructions.
+template <class Reader>
+__device__ inline void expand_half(const typename Reader::Block& from, int half, std::uint32_t (&a)[4][4]) {
+  std::uint32_t lower[8];
+  std::uint32_t upper[8];
+  Reader::expand(from, 0, half, lower);
+  Reader::expand(from, 1, half, upper);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    a[j][0] = lower[2 * j];
+    a[j][1] = upper[2 * j];
+    a[j][2] = lower[2 * j + 1];
+    a[j][3] = upper[2 * j + 1];
+  }
+  // Here, not between the instructions that read them.
+#pragma unroll
+  for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+}
+
 // d = a x tokens, plus d where add is not 0.
 template <int kN>
 struct Wgmma;

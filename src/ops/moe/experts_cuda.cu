@@ -25,11 +25,6 @@ __global__ void sum_experts(const float* results, const std::int32_t* place, int
   y.data[t * y.ld + i] = carry_to(sum, carrier);
 }
 
-Values values_for(const Weight& w, bool quantise, Carrier carrier) {
-  if (quantise && w.quantised()) return Values::kQuantise;
-  return carrier == Carrier::kBf16 ? Values::kBf16 : Values::kF32;
-}
-
 // Memory of one call, laid out. Sorted choices come first, then the tokens as the shared expert has them.
 struct Room {
   Room(std::int64_t tokens, std::int64_t k, std::int64_t d, std::int64_t inner, std::int64_t most_items, Values routed,

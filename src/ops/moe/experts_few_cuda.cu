@@ -3,15 +3,12 @@
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/matmul.h"
 #include "ops/moe/experts_down.cuh"
+#include "ops/moe/experts_plan.cuh"
 
 namespace fathom::ops::cuda {
 namespace {
 
 constexpr std::int64_t kFewRows = 16;  // of z, up to which every block of the last launch makes planes of them all
-
-Values values_for(const Weight& w, bool quantise) {
-  return quantise && w.quantised() ? Values::kQuantise : Values::kBf16;
-}
 
 bool formats_meet(const Weight& shared, const Weight& routed) {
   const Format s = format_of(shared);
@@ -24,7 +21,9 @@ bool aligned(Mat<const float> x) { return x.ld % 4 == 0 && reinterpret_cast<std:
 bool takes(const Experts& op) {
   const std::int64_t tokens = op.x.rows;
   if (op.carrier != Carrier::kBf16 || tokens > kListTokens || tokens * op.experts.cols > kFewChoices) return false;
-  const auto fits = [&](const Weight& w) { return list_takes(w, kListTokens, 1, values_for(w, op.quantise)); };
+  const auto fits = [&](const Weight& w) {
+    return list_takes(w, kListTokens, 1, values_for(w, op.quantise, op.carrier));
+  };
   const ExpertWeights& r = op.routed_like;
   const ExpertWeights& s = op.shared;
   return aligned(op.x) && fits(r.w1) && fits(r.w2) && fits(s.w1) && fits(s.w2) && formats_meet(s.w1, r.w1) &&
@@ -46,7 +45,7 @@ void gate(Context& c, const Experts& op, const Choices& choices, std::byte* plan
                     .swiglu_limit = op.swiglu_limit,
                     .y = routed ? z.slice(0, n) : z.slice(n, op.x.rows),
                     .carrier = op.carrier},
-              .values = values_for(e.w1, op.quantise),
+              .values = values_for(e.w1, op.quantise, op.carrier),
               .order = order_for(e.w1),
               .by_token = routed};
     if (!planes_first) p.x = op.x;
@@ -80,8 +79,8 @@ __global__ void sum_few(Choices choices, const float* results, Mat<float> y, Car
 void down_through_planes(Context& c, const Experts& op, const Choices& choices, std::byte* planes_memory, Mat<float> z,
                          Mat<float> results) {
   const std::int64_t n = std::int64_t{choices.tokens} * choices.k;
-  const Values routed = values_for(op.routed_like.w2, op.quantise);
-  const Values shared = values_for(op.shared.w2, op.quantise);
+  const Values routed = values_for(op.routed_like.w2, op.quantise, op.carrier);
+  const Values shared = values_for(op.shared.w2, op.quantise, op.carrier);
   const Order routed_order = order_for(op.routed_like.w2);
   const Order shared_order = order_for(op.shared.w2);
   Planes of_routed;
@@ -129,7 +128,7 @@ void down(Context& c, const Experts& op, const Choices& choices, Mat<float> z) {
                     .shared = job_of(shared),
                     .choices = choices,
                     .z = z,
-                    .values = values_for(r.w2, op.quantise),
+                    .values = values_for(r.w2, op.quantise, op.carrier),
                     .routed_order = order_for(r.w2),
                     .shared_order = order_for(op.shared.w2),
                     .pitch = static_cast<int>(Planes::padded(z.cols)) + 8,
@@ -165,7 +164,8 @@ bool run_few(Context& c, const Experts& op) {
   const std::int64_t rows = op.x.rows * (op.experts.cols + 1);
   const std::int64_t inner = op.routed_like.w1.rows;
   const bool sum_in_block =
-      rows <= kFewRows && values_for(op.routed_like.w2, op.quantise) == values_for(op.shared.w2, op.quantise);
+      rows <= kFewRows && values_for(op.routed_like.w2, op.quantise, op.carrier) ==
+                              values_for(op.shared.w2, op.quantise, op.carrier);
   Pieces pieces;
   const std::size_t z = pieces.add<float>(rows * inner);
   const std::size_t x_planes = pieces.add<std::uint16_t>(2 * op.x.rows * Planes::padded(op.x.cols));

@@ -12,6 +12,12 @@ namespace fathom::ops::cuda {
 
 inline constexpr int kMostExperts = 1024;
 
+// What a product with `w` makes of its inputs.
+inline Values values_for(const Weight& w, bool quantise, Carrier carrier) {
+  if (quantise && w.quantised()) return Values::kQuantise;
+  return carrier == Carrier::kBf16 ? Values::kBf16 : Values::kF32;
+}
+
 struct Plan {
   std::int32_t* list;     // [T*k] the token of each sorted choice
   float* weights;         // [T*k] its weight

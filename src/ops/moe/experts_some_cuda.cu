@@ -13,16 +13,14 @@ namespace {
 constexpr int kSumThreads = 256;
 constexpr int kTokensAnItem = 8;
 
-Values values_for(const Weight& w, bool quantise) {
-  return quantise && w.quantised() ? Values::kQuantise : Values::kBf16;
-}
-
 bool takes(const Context& c, const Experts& op) {
   const std::int64_t rows_each = op.x.rows * op.experts.cols / std::max(op.n_routed, 1);
-  const auto fits = [&](const Weight& w) { return takes_alone(c, w, values_for(w, op.quantise), rows_each); };
+  const auto fits = [&](const Weight& w) {
+    return takes_alone(c, w, values_for(w, op.quantise, op.carrier), rows_each);
+  };
   const auto shared_fits = [&](const Weight& w, const Weight& like) {
-    const Values values = values_for(w, op.quantise);
-    return values == values_for(like, op.quantise) && takes_resident(c, w, values, op.x.rows);
+    const Values values = values_for(w, op.quantise, op.carrier);
+    return values == values_for(like, op.quantise, op.carrier) && takes_resident(c, w, values, op.x.rows);
   };
   return op.carrier == Carrier::kBf16 && fits(op.routed_like.w1) && fits(op.routed_like.w2) &&
          shared_fits(op.shared.w1, op.routed_like.w1) && shared_fits(op.shared.w2, op.routed_like.w2);
@@ -91,7 +89,7 @@ void run_shared(Context& c, const Experts& op, const Planes& x, Mat<float> z, st
                     .carrier = op.carrier};
   run_resident(c, "shared_gate", {&gate, 1}, sums);
   const Planes of_z = make_planes(c, {.x = z,
-                                      .values = values_for(op.shared.w2, op.quantise),
+                                      .values = values_for(op.shared.w2, op.quantise, op.carrier),
                                       .order = order_for(op.shared.w2),
                                       .memory = h});
   const Matmul down{.w = op.shared.w2, .x = of_z, .rows = op.x.rows, .y = y, .carrier = op.carrier};
@@ -119,7 +117,7 @@ bool run_some(Context& c, const Experts& op) {
 
   make_plan(c, op.experts, op.weights, op.n_routed, kTokensAnItem, plan, base + room.counts);
   const Planes x = make_planes(c, {.x = op.x,
-                                   .values = values_for(r.w1, op.quantise),
+                                   .values = values_for(r.w1, op.quantise, op.carrier),
                                    .order = order_for(r.w1),
                                    .memory = base + room.x_routed,
                                    .other_order = order_for(op.shared.w1),
@@ -140,7 +138,7 @@ bool run_some(Context& c, const Experts& op) {
              .y = z.slice(0, choices),
              .carrier = op.carrier});
   const Planes h = make_planes(c, {.x = z.slice(0, choices),
-                                   .values = values_for(r.w2, op.quantise),
+                                   .values = values_for(r.w2, op.quantise, op.carrier),
                                    .order = order_for(r.w2),
                                    .memory = base + room.h_routed});
   run_alone(c, "experts_down",

@@ -19,27 +19,15 @@ using checkpoint::Tensor;
 // Binds names to views. The first error sticks; what is bound after it is never used.
 class Binder {
  public:
-  Binder(const Checkpoint& checkpoint, ops::Backend& backend, Weights& out, const LoadProgress& progress)
-      : checkpoint_(checkpoint), backend_(backend), out_(out), progress_(progress) {
+  Binder(const Checkpoint& checkpoint, ops::Backend& backend, bool quantise, Weights& out, const LoadProgress& progress)
+      : checkpoint_(checkpoint), backend_(backend), quantise_(quantise), out_(out), progress_(progress) {
     for (const Tensor& t : checkpoint.tensors()) all_ += t.bytes.size();
   }
 
   // A matrix, with its scales where it is quantised.
-  ops::Weight matrix(const std::string& module) {
-    const Tensor* t = find(module + ".weight");
-    if (t == nullptr) return {};
-    const bool packed = t->dtype == DType::kFp4x2;
-    ops::Weight w{
-        .dtype = t->dtype, .data = adopt(t->bytes), .rows = t->shape[0], .cols = t->shape[1] * (packed ? 2 : 1)};
-    if (w.quantised()) {
-      if (const Tensor* s = find(module + ".scale"); s != nullptr) {
-        w.scale_dtype = s->dtype;
-        w.scales = adopt(s->bytes);
-      }
-      quantised_.push_back(w);
-    }
-    return w;
-  }
+  ops::Weight matrix(const std::string& module) { return bind(module, /*quantised_inputs=*/false); }
+  // One whose inputs are put through FP8 where the numerics do that.
+  ops::Weight projection(const std::string& module) { return bind(module, quantise_); }
 
   // A vector or small f32 matrix, widened where it is stored as bf16.
   const float* floats(const std::string& name) {
@@ -81,8 +69,18 @@ class Binder {
             .norm = floats(module + ".norm.weight")};
   }
 
-  ops::ExpertWeights expert(const std::string& module) {
-    return {.w1 = matrix(module + ".w1"), .w3 = matrix(module + ".w3"), .w2 = matrix(module + ".w2")};
+  ops::ExpertWeights expert(const std::string& module, bool quantised_inputs) {
+    return {.w1 = bind(module + ".w1", quantised_inputs),
+            .w3 = bind(module + ".w3", quantised_inputs),
+            .w2 = bind(module + ".w2", quantised_inputs)};
+  }
+  // Whether the inputs of all experts of a layer are put through FP8: those of quantised ones are.
+  bool quantises_experts(const std::string& module) {
+    const auto quantised = [&](const std::string& expert) {
+      const Tensor* t = find(module + expert + ".w1.weight");
+      return t != nullptr && ops::Weight{.dtype = t->dtype}.quantised();
+    };
+    return quantise_ && quantised(".experts.0") && quantised(".shared_experts");
   }
 
   const ops::ExpertWeights* table(const std::vector<ops::ExpertWeights>& experts) {
@@ -97,6 +95,23 @@ class Binder {
   }
 
  private:
+  ops::Weight bind(const std::string& module, bool quantised_inputs) {
+    const Tensor* t = find(module + ".weight");
+    if (t == nullptr) return {};
+    const bool packed = t->dtype == DType::kFp4x2;
+    ops::Weight w{
+        .dtype = t->dtype, .data = adopt(t->bytes), .rows = t->shape[0], .cols = t->shape[1] * (packed ? 2 : 1)};
+    if (w.quantised()) {
+      if (const Tensor* s = find(module + ".scale"); s != nullptr) {
+        w.scale_dtype = s->dtype;
+        w.scales = adopt(s->bytes);
+      }
+      w.quantised_inputs = quantised_inputs;
+      quantised_.push_back(w);
+    }
+    return w;
+  }
+
   const Tensor* find(const std::string& name) {
     const Tensor* t = checkpoint_.find(name);
     if (t == nullptr)
@@ -119,6 +134,7 @@ class Binder {
 
   const Checkpoint& checkpoint_;
   ops::Backend& backend_;
+  const bool quantise_;
   Weights& out_;
   const LoadProgress& progress_;
   std::uint64_t done_ = 0;
@@ -128,19 +144,19 @@ class Binder {
 };
 
 AttentionWeights bind_attention(Binder& b, const std::string& p, std::int32_t ratio) {
-  AttentionWeights a{.wq_a = b.matrix(p + ".wq_a"),
+  AttentionWeights a{.wq_a = b.projection(p + ".wq_a"),
                      .q_norm = b.floats(p + ".q_norm.weight"),
-                     .wq_b = b.matrix(p + ".wq_b"),
-                     .wkv = b.matrix(p + ".wkv"),
+                     .wq_b = b.projection(p + ".wq_b"),
+                     .wkv = b.projection(p + ".wkv"),
                      .kv_norm = b.floats(p + ".kv_norm.weight"),
                      .sink = b.floats(p + ".attn_sink"),
                      .wo_a = b.matrix(p + ".wo_a"),
-                     .wo_b = b.matrix(p + ".wo_b"),
+                     .wo_b = b.projection(p + ".wo_b"),
                      .compressor = {},
                      .indexer = {}};
   if (ratio != 0) a.compressor = b.compressor(p + ".compressor");
   if (ratio == 4) {
-    a.indexer = {.wq_b = b.matrix(p + ".indexer.wq_b"),
+    a.indexer = {.wq_b = b.projection(p + ".indexer.wq_b"),
                  .weights_proj = b.matrix(p + ".indexer.weights_proj"),
                  .compressor = b.compressor(p + ".indexer.compressor")};
   }
@@ -148,19 +164,22 @@ AttentionWeights bind_attention(Binder& b, const std::string& p, std::int32_t ra
 }
 
 MoeWeights bind_moe(Binder& b, const std::string& p, const ModelConfig& c, bool by_token_id) {
+  const bool quantised_inputs = b.quantises_experts(p);
   MoeWeights m{.gate = b.matrix(p + ".gate"),
                .bias = nullptr,
                .table = nullptr,
                .routed = {},
                .routed_table = nullptr,
-               .shared = b.expert(p + ".shared_experts")};
+               .shared = b.expert(p + ".shared_experts", quantised_inputs)};
   if (by_token_id) {
     m.table = b.expert_table(p + ".gate.tid2eid", c.routed_experts);
   } else {
     m.bias = b.floats(p + ".gate.bias");
   }
   m.routed.reserve(static_cast<std::size_t>(c.routed_experts));
-  for (std::int32_t e = 0; e < c.routed_experts; ++e) m.routed.push_back(b.expert(fmt::format("{}.experts.{}", p, e)));
+  for (std::int32_t e = 0; e < c.routed_experts; ++e) {
+    m.routed.push_back(b.expert(fmt::format("{}.experts.{}", p, e), quantised_inputs));
+  }
   m.routed_table = b.table(m.routed);
   return m;
 }
@@ -177,8 +196,8 @@ LayerWeights bind_layer(Binder& b, const std::string& p, const ModelConfig& c, s
 MtpWeights bind_mtp(Binder& b, const std::string& p, const ModelConfig& c) {
   return {.enorm = b.floats(p + ".enorm.weight"),
           .hnorm = b.floats(p + ".hnorm.weight"),
-          .e_proj = b.matrix(p + ".e_proj"),
-          .h_proj = b.matrix(p + ".h_proj"),
+          .e_proj = b.projection(p + ".e_proj"),
+          .h_proj = b.projection(p + ".h_proj"),
           .layer = bind_layer(b, p, c, /*ratio=*/0, /*by_token_id=*/false),
           .hc_head = b.hyper_connection(p + ".hc_head"),
           .norm = b.floats(p + ".norm.weight")};
@@ -186,7 +205,7 @@ MtpWeights bind_mtp(Binder& b, const std::string& p, const ModelConfig& c) {
 
 DsparkWeights bind_dspark(Binder& b, const ModelConfig& c) {
   const std::string last = fmt::format("mtp.{}", c.draft.stages - 1);
-  DsparkWeights w{.main_proj = b.matrix("mtp.0.main_proj"),
+  DsparkWeights w{.main_proj = b.projection("mtp.0.main_proj"),
                   .main_norm = b.floats("mtp.0.main_norm.weight"),
                   .stages = {},
                   .hc_head = b.hyper_connection(last + ".hc_head"),
@@ -202,10 +221,11 @@ DsparkWeights bind_dspark(Binder& b, const ModelConfig& c) {
 
 }  // namespace
 
-Result<Weights> load_weights(const Checkpoint& checkpoint, ops::Backend& backend, const LoadProgress& progress) {
+Result<Weights> load_weights(const Checkpoint& checkpoint, ops::Backend& backend, bool quantise,
+                             const LoadProgress& progress) {
   const ModelConfig& c = checkpoint.config();
   Weights w;
-  Binder b(checkpoint, backend, w, progress);
+  Binder b(checkpoint, backend, quantise, w, progress);
   w.embed = b.matrix("embed");
   w.head = b.matrix("head");
   w.norm = b.floats("norm.weight");

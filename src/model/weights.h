@@ -100,9 +100,10 @@ struct Weights {
 // checkpoint: opened with Access::kData, so that every tensor is there and fits. Errors: kExhausted where the backend
 // has no room; kNotFound, naming the tensor, where a checkpoint opened otherwise lacks one.
 //
-// progress: hears of bytes handed to the backend, and of all there are.
+// quantise: as in the numerics of the steps that will use them. progress: hears of bytes handed to the backend, and of
+// all there are.
 using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t all)>;
-Result<Weights> load_weights(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend,
+Result<Weights> load_weights(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend, bool quantise,
                              const LoadProgress& progress = {});
 
 }  // namespace fathom::model

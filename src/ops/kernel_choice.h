@@ -9,6 +9,7 @@ namespace fathom::ops {
 
 // The lines of the table that are no portable kernels.
 enum class Leaf : std::uint8_t {
+  kCodes,  // every product of codes (cuda/codes.h): weights are packed for all of them or for none
   kEarlyLaunch,
   kExpertsBf16Wgmma,
   kExpertsFp4Alone,

@@ -23,10 +23,21 @@ inline std::string name_of(Format f) {
 
 class TwinWeight {
  public:
-  TwinWeight(Format f, std::int64_t rows, std::int64_t cols, std::uint32_t seed) {
+  // quantised_inputs: as in ops::Weight.
+  TwinWeight(Format f, std::int64_t rows, std::int64_t cols, std::uint32_t seed, bool quantised_inputs = false)
+      : TwinWeight(f, rows, cols, seed, quantised_inputs, [](std::vector<std::uint8_t>&, std::vector<std::uint8_t>&) {}) {}
+  // change: of the bytes of its codes and its scales, before they go to the device.
+  template <class Change>
+  TwinWeight(Format f, std::int64_t rows, std::int64_t cols, std::uint32_t seed, bool quantised_inputs, const Change& change) {
     std::mt19937 rng(seed);
-    w_ = {
-        .dtype = f.dtype, .data = nullptr, .rows = rows, .cols = cols, .scale_dtype = f.scale_dtype, .scales = nullptr};
+    w_ = {.dtype = f.dtype,
+          .data = nullptr,
+          .rows = rows,
+          .cols = cols,
+          .scale_dtype = f.scale_dtype,
+          .scales = nullptr,
+          .quantised_inputs = quantised_inputs};
+    std::vector<std::uint8_t> scales;
     std::vector<std::uint8_t> bytes(static_cast<std::size_t>(rows * w_.row_bytes()));
     if (!w_.quantised()) {
       const auto values = normal(rows * cols, seed, 0.1F);
@@ -43,7 +54,7 @@ class TwinWeight {
       const std::int64_t block = f.dtype == DType::kFp4x2 ? 32 : 128;
       const std::int64_t scale_rows = f.dtype == DType::kFp4x2 ? rows : (rows + 127) / 128;
       const std::int64_t n = scale_rows * ((cols + block - 1) / block);
-      std::vector<std::uint8_t> scales(static_cast<std::size_t>(n) * size_of(f.scale_dtype));
+      scales.resize(static_cast<std::size_t>(n) * size_of(f.scale_dtype));
       for (std::int64_t i = 0; i < n; ++i) {
         // Powers of two from 2^-14 to 2^-5; as F32 anything between.
         const auto code = static_cast<std::uint8_t>(113 + rng() % 10);
@@ -51,8 +62,9 @@ class TwinWeight {
         if (f.scale_dtype == DType::kF32) std::memcpy(&scales[static_cast<std::size_t>(4 * i)], &wide, 4);
         else scales[static_cast<std::size_t>(i)] = code;
       }
-      scales_ = Twin<std::uint8_t>(std::move(scales));
     }
+    change(bytes, scales);
+    if (!scales.empty()) scales_ = Twin<std::uint8_t>(std::move(scales));
     data_ = Twin<std::uint8_t>(std::move(bytes));
     Device::get().backend->prepare(on_device());
   }

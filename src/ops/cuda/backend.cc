@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/thread_pool.h"
+#include "ops/cuda/codes.h"
 #include "ops/cuda/context.h"
 #include "ops/cuda/graphs.h"
 #include "ops/cuda/matmul.h"
@@ -98,7 +99,8 @@ class CudaBackend final : public Backend {
   void prepare(const Weight& w) override {
     use_device();
     settle();
-    prepare_fp4(context_, w);
+    if (takes_codes(context_, w)) pack_weight(context_, w);
+    else prepare_fp4(context_, w);
   }
 
   std::uint64_t launches() const override { return context_.launches; }

@@ -1,7 +1,9 @@
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <vector>
 
+#include "ops/cuda/codes.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/ops.h"
@@ -108,11 +110,42 @@ void run_residents(Context& c, std::span<const Linear> ops) {
   run_resident(c, "linears", std::span(products).first(ops.size()), base + sums);
 }
 
+// Products of packed weights.
+void run_codes(Context& c, std::span<const Linear> ops) {
+  const auto first_like = [&](std::size_t i) {
+    std::size_t j = 0;
+    while (ops[j].x.data != ops[i].x.data || ops[j].x.cols != ops[i].x.cols) ++j;
+    return j;
+  };
+  std::vector<std::size_t> places(ops.size());
+  Pieces pieces;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const std::size_t j = first_like(i);
+    const Mat<const float>& x = ops[i].x;
+    places[i] = j < i ? places[j] : pieces.add<std::byte>(static_cast<std::int64_t>(codes_bytes(x.rows, x.cols)));
+  }
+  std::byte* const base = c.scratch->take(pieces.bytes(), c.fault);
+  std::vector<Codes> codes(ops.size());
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Linear& op = ops[i];
+    FATHOM_CHECK(op.quantise_x, "a weight packed for quantised inputs gets them");
+    const std::size_t j = first_like(i);
+    codes[i] = j < i ? codes[j] : make_codes(c, op.x, base + places[i]);
+    run_codes_plain(c, "linear",
+                    {.m = {.w = op.w, .groups = op.groups, .x = {}, .rows = op.x.rows, .y = op.y, .carrier = op.carrier},
+                     .x = codes[i]});
+  }
+}
+
 }  // namespace
 
 void run(Context& c, const Linear& op) {
   check_here(op);
   if (op.x.rows == 0) return;
+  if (takes_codes(c, op.w)) {
+    run_codes(c, {&op, 1});
+    return;
+  }
   if (listed(op)) {
     run_listed(c, {&op, 1});
     return;
@@ -132,28 +165,52 @@ void run(Context& c, const Linear& op) {
              {.w = op.w, .groups = op.groups, .x = x, .rows = op.x.rows, .y = op.y, .carrier = op.carrier});
 }
 
+namespace {
+
+bool all_listed(std::span<const Linear> ops) {
+  return ops.size() <= kListJobs && std::all_of(ops.begin(), ops.end(), listed);
+}
+
+bool all_resident(const Context& c, std::span<const Linear> ops) {
+  return ops.size() <= kListJobs && std::all_of(ops.begin(), ops.end(), [&](const Linear& op) {
+           return op.x.rows == ops[0].x.rows && takes_resident(c, op.w, values_of(op), op.x.rows) &&
+                  resident_at_once(op.w, op.groups);
+         });
+}
+
+// None is packed. The last meets the others, which are on branches.
+void run_beside(Context& c, std::span<const Linear> ops) {
+  if (all_listed(ops)) {
+    c.beside([&] { run_listed(c, ops); });
+    return;
+  }
+  if (all_resident(c, ops)) {
+    for (const bool fp8 : {false, true}) {
+      std::vector<Linear> alike;
+      std::copy_if(ops.begin(), ops.end(), std::back_inserter(alike),
+                   [&](const Linear& op) { return (op.w.dtype == DType::kF8E4M3) == fp8; });
+      if (!alike.empty()) c.beside([&] { run_residents(c, alike); });
+    }
+    return;
+  }
+  for (const Linear& op : ops) c.beside([&] { run(c, op); });
+}
+
+}  // namespace
+
 void run(Context& c, std::span<const Linear> ops) {
   for (const Linear& op : ops) check_here(op);
-  if (ops.size() <= kListJobs && std::all_of(ops.begin(), ops.end(), listed)) {
-    if (!ops.empty()) run_listed(c, ops);
+  std::vector<Linear> packed;
+  std::vector<Linear> others;
+  for (const Linear& op : ops) {
+    if (op.x.rows > 0) (takes_codes(c, op.w) ? packed : others).push_back(op);
+  }
+  if (packed.empty() && all_listed(others)) {
+    if (!others.empty()) run_listed(c, others);
     return;
   }
-  if (ops.size() <= kListJobs && std::all_of(ops.begin(), ops.end(), [&](const Linear& op) {
-        return op.x.rows == ops[0].x.rows && takes_resident(c, op.w, values_of(op), op.x.rows) &&
-               resident_at_once(op.w, op.groups);
-      })) {
-    std::vector<Linear> fp8;
-    std::vector<Linear> others;
-    for (const Linear& op : ops) (op.w.dtype == DType::kF8E4M3 ? fp8 : others).push_back(op);
-    if (!others.empty() && !fp8.empty()) c.beside([&] { run_residents(c, others); });
-    run_residents(c, fp8.empty() ? others : fp8);
-    c.meet();
-    return;
-  }
-  for (std::size_t i = 1; i < ops.size(); ++i) {
-    c.beside([&] { run(c, ops[i]); });
-  }
-  if (!ops.empty()) run(c, ops[0]);
+  if (!others.empty()) run_beside(c, others);
+  if (!packed.empty()) run_codes(c, packed);
   c.meet();
 }
 

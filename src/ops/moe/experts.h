@@ -13,6 +13,7 @@
 
 namespace fathom::ops {
 
+// Weight::quantised_inputs is the same for all matrices of all experts of a layer.
 struct ExpertWeights {
   Weight w1;  // [I, d] gate
   Weight w3;  // [I, d] up

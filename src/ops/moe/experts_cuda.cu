@@ -1,29 +1,18 @@
 #include <algorithm>
 
+#include "ops/cuda/codes.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/numbers.cuh"
 #include "ops/cuda/ops.h"
+#include "ops/moe/experts_codes_cuda.h"
 #include "ops/moe/experts_few_cuda.h"
 #include "ops/moe/experts_plan.cuh"
 #include "ops/moe/experts_some_cuda.h"
+#include "ops/moe/experts_sum_cuda.h"
 
 namespace fathom::ops::cuda {
 namespace {
-
-constexpr int kSumThreads = 256;
-
-// y[t] = the routed results in order of the experts, then the shared one. results [T*k + T, d]: sorted choices, tokens.
-__global__ void sum_experts(const float* results, const std::int32_t* place, int k, Mat<float> y, Carrier carrier) {
-  await_previous();
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kSumThreads + threadIdx.x;
-  const std::int64_t t = blockIdx.y;
-  if (i >= y.cols) return;
-  float sum = 0;
-  for (int j = 0; j < k; ++j) sum += results[place[t * k + j] * y.cols + i];
-  sum += results[(y.rows * k + t) * y.cols + i];
-  y.data[t * y.ld + i] = carry_to(sum, carrier);
-}
 
 // Memory of one call, laid out. Sorted choices come first, then the tokens as the shared expert has them.
 struct Room {
@@ -65,7 +54,14 @@ void run(Context& c, const Experts& op) {
   FATHOM_CHECK(op.y.rows == tokens && op.y.cols == d, "y has the shape of x");
   FATHOM_CHECK(op.n_routed <= kMostExperts && op.routed_like.w1.cols == d, "experts of these shapes");
   FATHOM_CHECK(op.shared.w1.rows == inner, "the shared expert is as wide as the routed ones");
-  if (tokens == 0 || run_few(c, op) || run_some(c, op)) return;
+  const bool packed = takes_codes(c, op.shared.w1);
+  FATHOM_CHECK(packed == takes_codes(c, op.routed_like.w1), "experts are packed together");
+  if (tokens == 0) return;
+  if (packed) {
+    run_codes(c, op);
+    return;
+  }
+  if (run_few(c, op) || run_some(c, op)) return;
   const Values routed = values_for(op.routed_like.w1, op.quantise, op.carrier);
   const Values shared = values_for(op.shared.w1, op.quantise, op.carrier);
   const std::int64_t rows_each = tokens * k / std::max(op.n_routed, 1);
@@ -165,10 +161,7 @@ void run(Context& c, const Experts& op) {
               .y = results.slice(0, tokens * k),
               .carrier = op.carrier});
   c.meet();
-  launch(c, "experts_sum", sum_experts,
-         dim3(static_cast<unsigned>(ceil_div(d, kSumThreads)), static_cast<unsigned>(tokens)), kSumThreads, 0,
-         static_cast<const float*>(results.data), static_cast<const std::int32_t*>(plan.place), static_cast<int>(k),
-         op.y, op.carrier);
+  sum_experts(c, results.data, plan.place, static_cast<int>(k), op.y, op.carrier);
 }
 
 }  // namespace fathom::ops::cuda

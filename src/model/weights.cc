@@ -19,15 +19,20 @@ using checkpoint::Tensor;
 // Binds names to views. The first error sticks; what is bound after it is never used.
 class Binder {
  public:
-  Binder(const Checkpoint& checkpoint, ops::Backend& backend, bool quantise, Weights& out, const LoadProgress& progress)
-      : checkpoint_(checkpoint), backend_(backend), quantise_(quantise), out_(out), progress_(progress) {
+  Binder(const Checkpoint& checkpoint, ops::Backend& backend, ops::Numerics numerics, Weights& out,
+         const LoadProgress& progress)
+      : checkpoint_(checkpoint),
+        backend_(backend),
+        fp8_products_(numerics.quantise && numerics.carrier == ops::Carrier::kBf16),
+        out_(out),
+        progress_(progress) {
     for (const Tensor& t : checkpoint.tensors()) all_ += t.bytes.size();
   }
 
   // A matrix, with its scales where it is quantised.
   ops::Weight matrix(const std::string& module) { return bind(module, /*quantised_inputs=*/false); }
-  // One whose inputs are put through FP8 where the numerics do that.
-  ops::Weight projection(const std::string& module) { return bind(module, quantise_); }
+  // One whose inputs are put through FP8, where the numerics do that.
+  ops::Weight projection(const std::string& module) { return bind(module, fp8_products_); }
 
   // A vector or small f32 matrix, widened where it is stored as bf16.
   const float* floats(const std::string& name) {
@@ -74,13 +79,13 @@ class Binder {
             .w3 = bind(module + ".w3", quantised_inputs),
             .w2 = bind(module + ".w2", quantised_inputs)};
   }
-  // Whether the inputs of all experts of a layer are put through FP8: those of quantised ones are.
-  bool quantises_experts(const std::string& module) {
+  // Whether that holds of all experts of a layer: of quantised ones it does.
+  bool packs_experts(const std::string& module) {
     const auto quantised = [&](const std::string& expert) {
       const Tensor* t = find(module + expert + ".w1.weight");
       return t != nullptr && ops::Weight{.dtype = t->dtype}.quantised();
     };
-    return quantise_ && quantised(".experts.0") && quantised(".shared_experts");
+    return fp8_products_ && quantised(".experts.0") && quantised(".shared_experts");
   }
 
   const ops::ExpertWeights* table(const std::vector<ops::ExpertWeights>& experts) {
@@ -134,7 +139,7 @@ class Binder {
 
   const Checkpoint& checkpoint_;
   ops::Backend& backend_;
-  const bool quantise_;
+  const bool fp8_products_;
   Weights& out_;
   const LoadProgress& progress_;
   std::uint64_t done_ = 0;
@@ -164,7 +169,7 @@ AttentionWeights bind_attention(Binder& b, const std::string& p, std::int32_t ra
 }
 
 MoeWeights bind_moe(Binder& b, const std::string& p, const ModelConfig& c, bool by_token_id) {
-  const bool quantised_inputs = b.quantises_experts(p);
+  const bool quantised_inputs = b.packs_experts(p);
   MoeWeights m{.gate = b.matrix(p + ".gate"),
                .bias = nullptr,
                .table = nullptr,
@@ -221,11 +226,11 @@ DsparkWeights bind_dspark(Binder& b, const ModelConfig& c) {
 
 }  // namespace
 
-Result<Weights> load_weights(const Checkpoint& checkpoint, ops::Backend& backend, bool quantise,
+Result<Weights> load_weights(const Checkpoint& checkpoint, ops::Backend& backend, ops::Numerics numerics,
                              const LoadProgress& progress) {
   const ModelConfig& c = checkpoint.config();
   Weights w;
-  Binder b(checkpoint, backend, quantise, w, progress);
+  Binder b(checkpoint, backend, numerics, w, progress);
   w.embed = b.matrix("embed");
   w.head = b.matrix("head");
   w.norm = b.floats("norm.weight");

@@ -13,6 +13,7 @@
 #include "base/result.h"
 #include "checkpoint/checkpoint.h"
 #include "ops/backend.h"
+#include "ops/numerics.h"
 
 namespace fathom::model {
 
@@ -100,10 +101,11 @@ struct Weights {
 // checkpoint: opened with Access::kData, so that every tensor is there and fits. Errors: kExhausted where the backend
 // has no room; kNotFound, naming the tensor, where a checkpoint opened otherwise lacks one.
 //
-// quantise: as in the numerics of the steps that will use them. progress: hears of bytes handed to the backend, and of
-// all there are.
+// numerics: of the steps that will use them. Under official-bf16, how the model is deployed, a device may pack weights for
+// FP8 tensor units, which keep some 14 bits of a sum; `official` keeps f32 sums. progress: hears of bytes handed to the
+// backend, and of all there are.
 using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t all)>;
-Result<Weights> load_weights(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend, bool quantise,
+Result<Weights> load_weights(const checkpoint::Checkpoint& checkpoint, ops::Backend& backend, ops::Numerics numerics,
                              const LoadProgress& progress = {});
 
 }  // namespace fathom::model

@@ -20,8 +20,8 @@ struct Weight {
   std::int64_t cols = 0;
   DType scale_dtype = DType::kF8E8M0;
   const std::byte* scales = nullptr;
-  // Whether the inputs of every product with it go through FP8 (Linear::quantise_x): a device may pack it for such
-  // products alone.
+  // Whether the inputs of every product with it go through FP8 (Linear::quantise_x) and FP8 tensor units may add them up: a
+  // device may pack it for such products alone.
   bool quantised_inputs = false;
 
   bool quantised() const { return dtype == DType::kF8E4M3 || dtype == DType::kFp4x2; }

@@ -216,7 +216,7 @@ TEST_P(DsparkModel, BlocksMarkovLogitsAndConfidenceFollowTheSpecification) {
   ASSERT_TRUE(loaded) << loaded.error().what;
   model::Model& m = **loaded;
   ASSERT_EQ(m.block_size(), 5);
-  auto weights = model::load_weights(ckpt, *backend, ops::kFloat.quantise);
+  auto weights = model::load_weights(ckpt, *backend, ops::kFloat);
   ASSERT_TRUE(weights);
   const Plain plain(c, *weights);
 

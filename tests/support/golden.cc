@@ -146,7 +146,7 @@ std::vector<float> Session::draft(std::span<const std::int32_t> next_ids, std::i
 BlockHarness::BlockHarness(const std::string& model_name, const std::string& backend_name, ops::Numerics numerics)
     : checkpoint(open_model(model_name)),
       backend(make_backend(backend_name)),
-      weights(must(model::load_weights(checkpoint, *backend, numerics.quantise))),
+      weights(must(model::load_weights(checkpoint, *backend, numerics))),
       layout(model::plan_cache(checkpoint.config(), numerics, /*rollback=*/0)),
       activations(must(model::Activations::allocate(checkpoint.config(), kMaxStep, *backend))),
       frequencies(ops::rope_frequencies(checkpoint.config().rope_theta, checkpoint.config().rope_dim, {})),

@@ -41,7 +41,7 @@ std::byte* Scratch::take_bytes(std::size_t n) {
 
 std::int64_t grain(std::int64_t n, std::int64_t cost, std::int64_t step, const Context& ctx) {
   constexpr std::int64_t kWorthATurn = 1 << 15;  // multiply-adds: a few microseconds of one core
-  constexpr std::int64_t kTurns = 32;            // per thread, so that a late thread delays the others by little
+  constexpr std::int64_t kTurns = 128;           // per thread, so that a late thread delays the others by little
   const std::int64_t even = n / (kTurns * ctx.pool.size());
   const std::int64_t least = kWorthATurn / std::max<std::int64_t>(cost, 1);
   const std::int64_t rows = std::max<std::int64_t>({even, least, 1});

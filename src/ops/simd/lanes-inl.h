@@ -38,6 +38,9 @@ inline constexpr int kWidth = static_cast<int>(hn::MaxLanes(D()));  // lanes of 
 inline constexpr int kParts = 16 / kWidth;                          // registers of sixteen lanes
 
 struct Lanes {
+  // Written out for NEON: GCC gives a constructor of its own making none of the target's extensions.
+  HWY_INLINE Lanes() {}
+
   V part[kParts];
 };
 

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# scripts/deps.sh [--lint] [--tidy] [--fuzz] [--clients] [--browser] [--list]: installs the distribution packages that Fathom is built
-# from, those that are missing and no others, and lays the sources of xgrammar, which no distribution has, into the user's
-# cache folder. Debian 12 or Ubuntu 24.04 and later; as root or with sudo. Does nothing, and asks no network, when all are
-# there.
+# scripts/deps.sh [--lint] [--tidy] [--fuzz] [--clients] [--browser] [--arm] [--list]: installs the distribution packages
+# that Fathom is built from, those that are missing and no others, and lays the sources of xgrammar, which no distribution
+# has, into the user's cache folder. Debian 12 or Ubuntu 24.04 and later; as root or with sudo. Does nothing, and asks no
+# network, when all are there.
 #
 #   --lint   also what scripts/lint.sh needs (clang-format 14)
 #   --tidy   also what scripts/lint.sh --tidy needs (clang-tidy 14: about 500 MB installed)
 #   --fuzz   also what scripts/fuzz.sh needs (clang with its run-time library)
 #   --clients   also what scripts/clients.sh needs (Python with its venv module)
 #   --browser   also what scripts/browser.sh needs (Chromium, its driver, selenium, pytest: about 400 MB installed)
+#   --arm   also what scripts/arm.sh needs (a cross compiler and an emulator: about 500 MB installed)
 #   --list   only prints the names, one a line
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -32,6 +33,7 @@ for arg in "$@"; do
     --fuzz) packages+=(clang-14 libclang-rt-14-dev) ;;
     --clients) packages+=(python3 python3-venv) ;;
     --browser) packages+=(chromium chromium-driver python3-selenium python3-pytest) ;;
+    --arm) packages+=(g++-aarch64-linux-gnu qemu-user-static) ;;
     --list) list_only=true ;;
     -h | --help) usage; exit 0 ;;
     *) die "unknown option $arg (see --help)" ;;

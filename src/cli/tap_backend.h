@@ -132,6 +132,13 @@ class TapBackend : public ops::Backend {
          bytes_of(op.q) + bytes_of(op.out) + rows * op.batch.n_segments * static_cast<double>(op.ring.codec.bytes()),
          op, &Backend::sparse_attention, flops_of(op));
   }
+  // Taken apart where operations are looked at one by one.
+  void attend(const ops::Attend& op) override {
+    if (tapping_) return Backend::attend(op);
+    if (op.select) flops_ += flops_of(*op.select);
+    flops_ += flops_of(op.attention) + flops_of(op.project);
+    to_.attend(op);
+  }
   void store_window(const ops::StoreWindow& op) override {
     keep("store_window", bytes_of(op.kv), op, &Backend::store_window);
   }

@@ -125,33 +125,33 @@ void Forward::attention(const AttentionWeights& w, const LayerCache& cache, ops:
     b_.attention_inputs(inputs);
     b_.linear(linear_q(a_.qr, w.wq_b, a_.q));
   }
-  b_.queries(queries);
-  if (cache.ratio == 4) select_entries(cache);
-
-  b_.sparse_attention({.q = a_.q,
-                       .kv = a_.kv,
-                       .heads = c_.heads,
-                       .window = c_.window,
-                       .pattern = pattern,
-                       .batch = batch_,
-                       .ring = cache.window,
-                       .entries = cache.entries,
-                       .selected = cache.ratio == 4 ? Mat<const std::int32_t>(a_.selected) : Mat<const std::int32_t>{},
-                       .sink = w.sink,
-                       .cos = cos,
-                       .sin = sin,
-                       .out = a_.o,
-                       .carrier = carrier});
+  ops::Attend attend{
+      .queries = queries,
+      .attention = {.q = a_.q,
+                    .kv = a_.kv,
+                    .heads = c_.heads,
+                    .window = c_.window,
+                    .pattern = pattern,
+                    .batch = batch_,
+                    .ring = cache.window,
+                    .entries = cache.entries,
+                    .selected = cache.ratio == 4 ? Mat<const std::int32_t>(a_.selected) : Mat<const std::int32_t>{},
+                    .sink = w.sink,
+                    .cos = cos,
+                    .sin = sin,
+                    .out = a_.o,
+                    .carrier = carrier},
+      // wo_a is the one quantised weight whose input is not (model.md 4.4).
+      .project = {.x = a_.o,
+                  .w = w.wo_a,
+                  .y = a_.z,
+                  .groups = c_.o_groups,
+                  .quantise_x = false,
+                  .x_carrier = carrier,
+                  .carrier = carrier}};
+  if (cache.ratio == 4) attend.select = select_entries(cache);
+  b_.attend(attend);
   if (stores && !store_first) b_.store_window(store);
-
-  // wo_a is the one quantised weight whose input is not (model.md 4.4).
-  b_.linear({.x = a_.o,
-             .w = w.wo_a,
-             .y = a_.z,
-             .groups = c_.o_groups,
-             .quantise_x = false,
-             .x_carrier = carrier,
-             .carrier = carrier});
   b_.linear(linear_q(a_.z, w.wo_b, a_.y));
 }
 
@@ -194,16 +194,16 @@ ops::IndexQuery Forward::index_queries() const {
           .carrier = ctx_.numerics.carrier};
 }
 
-void Forward::select_entries(const LayerCache& cache) {
+ops::IndexSelect Forward::select_entries(const LayerCache& cache) const {
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(c_.index_dim) * c_.index_heads));
-  b_.index_select({.q = a_.iq,
-                   .weights = a_.iweights,
-                   .scale = scale,
-                   .heads = c_.index_heads,
-                   .batch = batch_,
-                   .keys = cache.index_keys,
-                   .selected = a_.selected,
-                   .carrier = ctx_.numerics.carrier});
+  return {.q = a_.iq,
+          .weights = a_.iweights,
+          .scale = scale,
+          .heads = c_.index_heads,
+          .batch = batch_,
+          .keys = cache.index_keys,
+          .selected = a_.selected,
+          .carrier = ctx_.numerics.carrier};
 }
 
 ops::Compress Forward::compress(const CompressorWeights& w, const ops::CompressorRing& ring,

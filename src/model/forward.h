@@ -78,7 +78,7 @@ class Forward {
                          ops::EntryKind kind, Mat<float> kv, Mat<float> score) const;
   // Section 6: what becomes of the projection in a.iq, and what is selected then.
   ops::IndexQuery index_queries() const;
-  void select_entries(const LayerCache& cache);
+  ops::IndexSelect select_entries(const LayerCache& cache) const;
 
   const checkpoint::ModelConfig& c_;
   const ForwardContext& ctx_;

@@ -17,6 +17,7 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "ops/attention/attend.h"
 #include "ops/attention/heads.h"
 #include "ops/attention/inputs.h"
 #include "ops/attention/sparse_attention.h"
@@ -116,6 +117,12 @@ class Backend {
     if (op.index) index_query(*op.index);
   }
   virtual void sparse_attention(const SparseAttention& op) = 0;
+  virtual void attend(const Attend& op) {
+    queries(op.queries);
+    if (op.select) index_select(*op.select);
+    sparse_attention(op.attention);
+    linear(op.project);
+  }
   virtual void store_window(const StoreWindow& op) = 0;
   virtual void compress(const Compress& op) = 0;
   virtual void index_query(const IndexQuery& op) = 0;

@@ -154,13 +154,13 @@ __device__ inline float reference(float highest) { return fmaxf(ceilf(highest - 
 __device__ inline float related(float exponent, float reference) { return power2(exponent - (kGrid + reference)); }
 
 // What a part leaves of one head: its reference and the sum of its probabilities.
-struct Weight {
+struct PartWeight {
   float top;
   float sum;
 };
 
 // A sink is one more logit whose value is zero.
-__device__ inline Weight sink_weight(float sink) {
+__device__ inline PartWeight sink_weight(float sink) {
   const float x = exponent(sink, 0x1.715476p0F);
   const float top = reference(x);
   return {top, related(x, top)};
@@ -169,37 +169,19 @@ __device__ inline Weight sink_weight(float sink) {
 // The factor from dot products to exponents.
 inline float exponent_scale() { return static_cast<float>(1.4426950408889634 / 22.627416997969522); }
 
-// How 4 neighbouring dims of a token are turned back; those that are not rotated are not.
-struct Turn {
-  float cos[2];
-  float sin[2];
-
-  __device__ Turn(const SparseAttention& op, std::int64_t t, int dim) : cos{1, 1}, sin{0, 0} {
-    if (dim < kMmaPlain) return;
-    const int j = (dim - kMmaPlain) / 2;
-    for (int i = 0; i < 2; ++i) {
-      cos[i] = op.cos.data[t * op.cos.ld + j + i];
-      sin[i] = -op.sin.data[t * op.sin.ld + j + i];
-    }
-  }
+// What attention does itself of what stands around it (attend.h): queries are as they were projected, results go
+// where a product reads them.
+struct Around {
+  bool raw_queries = false;         // to be divided by their root mean square and rotated
+  float query_eps = 0;              // for that
+  std::uint16_t* planes = nullptr;  // rows of all heads in the order kHalvesShared (matmul.h), instead of op.out
 };
-
-// Writes 4 neighbouring dims of one head, bf16 numbers in the order of shared memory: put right and turned back.
-__device__ inline void write_dims(const SparseAttention& op, std::int64_t t, int h, int dim, const Turn& turn, float4 v) {
-  if (dim < kMmaPlain) {
-    v = {v.x, v.z, v.y, v.w};
-  } else {
-    rotate_pair(v.x, v.y, turn.cos[0], turn.sin[0], Carrier::kBf16);
-    rotate_pair(v.z, v.w, turn.cos[1], turn.sin[1], Carrier::kBf16);
-  }
-  *reinterpret_cast<float4*>(op.out.data + t * op.out.ld + static_cast<std::int64_t>(h) * kMmaDim + dim) = v;
-}
 
 // What parts or spans, units, leave for merge(): [tokens, units, heads rounded up] of kMmaDim sums, in the order of
 // shared memory, and of weights.
 struct Partials {
   float* sums;
-  Weight* weights;
+  PartWeight* weights;
   int units;  // most of any token
   int heads;
   int rows;  // of a unit: kPartRows or kSpanRows
@@ -224,11 +206,14 @@ class PartialsPlan {
   std::size_t weights_ = 0;
 };
 // Adds up what lies there. Tokens of one span, where units are spans, are none of its business.
-void merge(Context& c, const SparseAttention& op, const Partials& partials, std::int32_t tokens);
+void merge(Context& c, const SparseAttention& op, const Partials& partials, std::int32_t tokens,
+           std::uint16_t* planes = nullptr);
 
 // In attention_spread_cuda.cu and attention_whole_cuda.cu. The second is Hopper's; without it the first does for any
 // number of tokens.
 void attend_spread(Context& c, const SparseAttention& op);
-void attend_whole(Context& c, const SparseAttention& op);
+void attend_whole(Context& c, const SparseAttention& op, const Around& around = {});
+// Whether run() leaves an attention to the second.
+bool takes_whole(const Context& c, const SparseAttention& op);
 
 }  // namespace fathom::ops::cuda

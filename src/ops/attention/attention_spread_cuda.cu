@@ -119,7 +119,7 @@ __device__ void multiply_queries(Room& room) {
 }
 
 // Probabilities: 16 lanes have a head, 4 of them 16 rows, as lanes hold them in attention_whole_cuda.cu.
-__device__ Weight weigh(Room& room, int n, float scale) {
+__device__ PartWeight weigh(Room& room, int n, float scale) {
   const int h = threadIdx.x / 16;
   const int row0 = threadIdx.x % 16 / 4 * 16 + threadIdx.x % 4 * 2;
   float x[4];
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kMmaThreads)
   __syncthreads();
   multiply_queries(room);
   __syncthreads();
-  const Weight weight = weigh(room, n, scale);
+  const PartWeight weight = weigh(room, n, scale);
   const std::int64_t first = partials.at(t, part, h0);
   if (threadIdx.x % 16 == 0) partials.weights[first + threadIdx.x / 16] = weight;
   __syncthreads();

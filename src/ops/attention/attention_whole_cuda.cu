@@ -1,11 +1,12 @@
 // Attention of many tokens on Hopper: a block does a span of the rows of 64 heads of a token, which mostly is all of
 // them, then another.
 //
-// Four groups of four warps: two read and expand rows, two parts ahead of the others; one has the logits, their
+// Four groups of four warps: two read queries and expand rows, two parts ahead of the others; one has the logits, their
 // probabilities, and the sum over the first half of the dims; one has the sum over the second half.
 #include <algorithm>
 
 #include "ops/attention/attention_mma.cuh"
+#include "ops/cuda/row.cuh"
 #include "ops/cuda/tensor_async.cuh"
 
 namespace fathom::ops::cuda {
@@ -26,8 +27,8 @@ struct Room {
   Tile q[kTiles];
   Tile rows[kBuffers][kTiles];
   Tile p;                  // of heads by rows
-  float factors[kHeads];   // what a part's reference makes of the sums before it
-  float inverses[kHeads];  // of all weights
+  float factors[kHeads];      // what a part's reference makes of the sums before it
+  float inverses[2][kHeads];  // of all weights; of an item and the one before
 };
 constexpr std::size_t kRoomBytes = sizeof(Room) + 1024;  // it begins at a multiple of 1,024
 
@@ -44,6 +45,7 @@ __global__ void __launch_bounds__(kEncodeThreads)
 
 struct Task {
   SparseAttention op;
+  Around around;
   DeviceRing ring;
   DevicePages pages;
   const std::byte* encoded;
@@ -60,7 +62,15 @@ __device__ inline std::uint16_t* place(Tile& tile, int row, int column) {
 }
 
 // Named barriers: the groups that meet at each wait for, or tell, the others.
-enum Barrier : int { kFull = 1, kEmpty = kFull + kBuffers, kWeighed = kEmpty + kBuffers, kSummed, kBoth, kRounded };
+enum Barrier : int {
+  kFull = 1,
+  kEmpty = kFull + kBuffers,
+  kWeighed = kEmpty + kBuffers,
+  kSummed,
+  kBoth,
+  kQueries,      // they are there
+  kQueriesDone,  // they are not needed any more
+};
 __device__ inline void wait_at(int barrier, int threads) {
   asm volatile("barrier.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -75,20 +85,18 @@ struct Item {
   std::int64_t t;
   int h0;
   int span;
-  Segment segment;
-  Visible visible;
-  int end;  // of its rows
+  int n;    // rows that the token sees
+  int end;  // of the item's
 
   __device__ Item(const Task& task, int i)
       : t(task.partials.t0 + i / (task.head_blocks * task.partials.units)),
         h0(i / task.partials.units % task.head_blocks * kHeads),
         span(i % task.partials.units),
-        segment(task.op.batch.segments[task.op.batch.segment_of[t]]),
-        visible(task.op, segment, t),
-        end(min(visible.n, (span + 1) * kSpanRows)) {}
+        n(Visible(task.op, task.op.batch.segments[task.op.batch.segment_of[t]], t).n),
+        end(min(n, (span + 1) * kSpanRows)) {}
   __device__ int first_part() const { return span * kSpanParts; }
   __device__ int end_part() const { return (end + kPartRows - 1) / kPartRows; }
-  __device__ bool alone() const { return visible.n <= kSpanRows; }
+  __device__ bool alone() const { return n <= kSpanRows; }
 };
 
 // ---- The reading groups.
@@ -101,24 +109,26 @@ constexpr int kRowsOfWarp = kPartRows / kReadingWarps;
 
 struct RowsOfWarp {
   const Task& task;
-  const Item& item;
+  const Segment& segment;
+  const Visible visible;
+  int end;
   int warp;
   int lane;
 
   __device__ int row(int part) const {
-    return min(part * kPartRows + warp + kReadingWarps * (lane % kRowsOfWarp), item.end - 1);
+    return min(part * kPartRows + warp + kReadingWarps * (lane % kRowsOfWarp), end - 1);
   }
   __device__ int entry(int part) const {
-    const int r = row(part) - item.visible.n_window;
-    return r >= 0 && item.visible.selected != nullptr ? item.visible.selected[r] : r;
+    const int r = row(part) - visible.n_window;
+    return r >= 0 && visible.selected != nullptr ? visible.selected[r] : r;
   }
   __device__ const std::byte* address(int part, int entry) const {
     const int r = row(part);
-    if (r >= item.visible.n_window) return task.pages.at(item.segment, entry);
-    const int position = item.visible.first + r;
-    if (position < item.segment.start) return task.ring.at(item.segment.slot, position);
+    if (r >= visible.n_window) return task.pages.at(segment, entry);
+    const int position = visible.first + r;
+    if (position < segment.start) return task.ring.at(segment.slot, position);
     return task.encoded +
-           static_cast<std::int64_t>(item.segment.first_row + position - item.segment.start) * task.ring.codec.bytes;
+           static_cast<std::int64_t>(segment.first_row + position - segment.start) * task.ring.codec.bytes;
   }
 };
 
@@ -140,6 +150,60 @@ __device__ void expect_queries(const Task& task, int i) {
   }
 }
 
+// The queries of an item, each head by one warp; two of its heads are under way. `first`: of the block's items.
+__device__ void read_queries(const Task& task, Room& room, const Item& item, bool first) {
+  constexpr int kLoaded = 4 * kWarp;  // dims that a warp reads at once
+  constexpr int kQuads = kMmaDim / kLoaded;
+  constexpr int kHeadsOfWarp = kHeads / kReadingWarps;
+  const SparseAttention& op = task.op;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp % kReadingWarps;
+  const int dim = 4 * (static_cast<int>(threadIdx.x) % kWarp);
+  constexpr int kRotatedQuad = kMmaPlain / kLoaded;
+  const bool rotated = dim >= kMmaPlain % kLoaded;  // in the last block
+  float4 v[2][kQuads];
+  const auto load = [&](float4(&to)[kQuads], int i) {
+    const int head = min(item.h0 + warp + kReadingWarps * i, op.heads - 1);  // what comes of others is not looked at
+    const float* q = op.q.data + item.t * op.q.ld + static_cast<std::int64_t>(head) * kMmaDim + dim;
+#pragma unroll
+    for (int k = 0; k < kQuads; ++k) to[k] = load4(q + k * kLoaded);
+  };
+  load(v[0], 0);
+  load(v[1], 1);
+  float2 cos = {1, 1};
+  float2 sin = {0, 0};
+  if (task.around.raw_queries && rotated) {
+    const int pair = (dim - kMmaPlain % kLoaded) / 2;
+    cos = {op.cos.data[item.t * op.cos.ld + pair], op.cos.data[item.t * op.cos.ld + pair + 1]};
+    sin = {op.sin.data[item.t * op.sin.ld + pair], op.sin.data[item.t * op.sin.ld + pair + 1]};
+  }
+  if (!first) wait_at(kQueriesDone, 3 * kGroupThreads);
+  std::byte* to = place_of_warp(room.q, warp, dim);
+#pragma unroll 1
+  for (int i = 0; i < kHeadsOfWarp; i += 2) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j, to += kReadingWarps * 128) {
+      float4(&x)[kQuads] = v[j];
+      if (task.around.raw_queries) {
+        float squares = 0;
+#pragma unroll
+        for (int k = 0; k < kQuads; ++k) squares = dot4(x[k], x[k], squares);
+        const float rho = rms_scale(warp_sum(squares), kMmaDim, task.around.query_eps);
+#pragma unroll
+        for (int k = 0; k < kQuads; ++k) x[k] = carry4(scaled(rho, x[k]), Carrier::kBf16);
+        if (rotated) rotate4(x[kRotatedQuad], cos, sin, Carrier::kBf16);
+      }
+#pragma unroll
+      for (int k = 0; k < kQuads; ++k) {
+        *reinterpret_cast<uint2*>(to + k * (kLoaded / 64) * sizeof(Tile)) =
+            k == kRotatedQuad && rotated ? pack_rotated(x[k]) : pack_plain(x[k]);
+      }
+      if (i + 2 < kHeadsOfWarp) load(x, i + j + 2);
+    }
+  }
+  publish();
+  tell(kQueries, 3 * kGroupThreads);
+}
+
 __device__ void read_rows(const Task& task, Room& room) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp % kReadingWarps;
   const int lane = threadIdx.x % kWarp;
@@ -157,7 +221,14 @@ __device__ void read_rows(const Task& task, Room& room) {
   for (int i = static_cast<int>(blockIdx.x); i < task.items; i += static_cast<int>(gridDim.x)) {
     const Item item(task, i);
     if (item.first_part() >= item.end_part()) continue;
-    const RowsOfWarp mine{.task = task, .item = item, .warp = warp, .lane = lane};
+    read_queries(task, room, item, count == 0);
+    const Segment segment = task.op.batch.segments[task.op.batch.segment_of[item.t]];
+    const RowsOfWarp mine{.task = task,
+                          .segment = segment,
+                          .visible = Visible(task.op, segment, item.t),
+                          .end = item.end,
+                          .warp = warp,
+                          .lane = lane};
     const std::byte* now = mine.address(item.first_part(), mine.entry(item.first_part()));
     int entry = mine.entry(item.first_part() + 1);
 #pragma unroll
@@ -186,28 +257,6 @@ __device__ void read_rows(const Task& task, Room& room) {
 }
 
 // ---- The multiplying groups.
-
-// The queries of an item, by both: a thread has 4 dims of every second head.
-__device__ void load_queries(const Task& task, Room& room, const Item& item) {
-  const int dim = threadIdx.x % kGroupThreads * 4;
-  constexpr int kAtOnce = 32;
-  for (int h = static_cast<int>(threadIdx.x) / kGroupThreads; h < kHeads; h += 2 * kAtOnce) {
-    float4 v[kAtOnce];
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int head = min(item.h0 + h + 2 * i, task.op.heads - 1);  // what comes of others is not looked at
-      v[i] = *reinterpret_cast<const float4*>(task.op.q.data + item.t * task.op.q.ld +
-                                              static_cast<std::int64_t>(head) * kMmaDim + dim);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      *reinterpret_cast<uint2*>(place(room.q[dim / 64], h + 2 * i, dim % 64)) =
-          dim < kMmaPlain ? pack_plain(v[i]) : pack_rotated(v[i]);
-    }
-  }
-  publish();
-  wait_at(kBoth, 2 * kGroupThreads);
-}
 
 // s = queries times the rows of a buffer; four sums over quarters of the dims.
 __device__ void multiply_queries(Room& room, const Tile* rows, float (&s)[32]) {
@@ -290,37 +339,65 @@ __device__ void write_partial(const Task& task, const Item& item, int head, int 
   }
 }
 
-// Rounds 64 dims of 64 heads into shared memory.
-__device__ void round_tile(Tile& tile, int head, const float (&o)[32], const float (&inverse)[2]) {
+// Writes 64 dims of a thread's two heads: times `inverse`, rounded, those of the last tile turned back. Of every 8
+// dims a thread has two: lanes 0 to 3 of a quad have 0 2, 1 3, 4 6, 5 7, or in the last tile 0 1, 2 3, 4 5, 6 7.
+__device__ void write_tile(const Task& task, const Item& item, int head, int tile, float (&o)[32],
+                           const float (&inverse)[2]) {
+  const SparseAttention& op = task.op;
+  const int t = static_cast<int>(threadIdx.x) % 4;
+  const bool rotated = tile == kTiles - 1;
+  std::uint32_t pairs[2][8];
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
+    const float cos = rotated ? op.cos.data[item.t * op.cos.ld + 4 * j + t] : 1;
+    const float sin = rotated ? -op.sin.data[item.t * op.sin.ld + 4 * j + t] : 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      *reinterpret_cast<std::uint32_t*>(place(tile, head + 8 * r, 8 * j + threadIdx.x % 4 * 2)) =
-          pack_rounded(o[4 * j + 2 * r] * inverse[r], o[4 * j + 2 * r + 1] * inverse[r]);
+      std::uint32_t& pair = pairs[r][j];
+      pair = pack_rounded(o[4 * j + 2 * r] * inverse[r], o[4 * j + 2 * r + 1] * inverse[r]);
+      if (!rotated) continue;
+      float a = __uint_as_float(pair << 16);
+      float b = __uint_as_float(pair & 0xffff0000U);
+      rotate_pair(a, b, cos, sin, Carrier::kBf16);
+      pair = pack_exact(a, b);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int h = item.h0 + head + 8 * r;
+    const bool live = h < op.heads;
+    if (task.around.planes != nullptr) {
+      // Dims d and d + 4 of 8 form a pair of the planes; the pairs of a lane fill 16 bytes of them (planes.cuh).
+      const int which = rotated ? t % 2 * 2 + t / 2 : t;
+      std::uint16_t* to = task.around.planes + (item.t * op.heads + h) * kMmaDim + 64 * tile + 8 * which;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        std::uint32_t w[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const std::uint32_t mine = pairs[r][2 * k + e];
+          const std::uint32_t other = __shfl_xor_sync(kAll, mine, 2);
+          w[k] = t < 2 ? __byte_perm(mine, other, 0x5410) : __byte_perm(other, mine, 0x7632);
+        }
+        if (live) *reinterpret_cast<uint4*>(to + 32 * e) = {w[0], w[1], w[2], w[3]};
+      }
+    } else {
+      float* to = op.out.data + item.t * op.out.ld + static_cast<std::int64_t>(h) * kMmaDim + 64 * tile + 2 * t;
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        std::uint32_t pair = pairs[r][j];
+        const std::uint32_t other = __shfl_xor_sync(kAll, pair, 1);
+        if (!rotated) pair = t % 2 == 0 ? __byte_perm(pair, other, 0x5410) : __byte_perm(other, pair, 0x7632);
+        const float2 v = {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000U)};
+        if (live) *reinterpret_cast<float2*>(to + 8 * j) = v;
+      }
     }
   }
 }
 
-// Writes what a group has rounded, `kDims` dims of 64 heads, in long pieces.
-template <int kDims>
-__device__ void write_rounded(const Task& task, const Item& item, Tile* tiles, int dim0) {
-  constexpr int kAcross = kDims / 4;
-  constexpr int kStep = kGroupThreads / kAcross;
-  const int dim = dim0 + static_cast<int>(threadIdx.x) % kAcross * 4;
-  const Turn turn(task.op, item.t, dim);
-#pragma unroll 4
-  for (int h = static_cast<int>(threadIdx.x) % kGroupThreads / kAcross; h < kHeads; h += kStep) {
-    if (item.h0 + h >= task.op.heads) continue;
-    const uint2 v = *reinterpret_cast<const uint2*>(place(tiles[dim / 64], h, dim % 64));
-    write_dims(task.op, item.t, item.h0 + h, dim, turn,
-               {__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000U), __uint_as_float(v.y << 16),
-                __uint_as_float(v.y & 0xffff0000U)});
-  }
-}
-
 // The weights of an item's heads, when all parts are done: what sums are to be multiplied with, or for merge().
-__device__ void finish_weights(const Task& task, Room& room, const Item& item, int head, const Heads& heads) {
+__device__ void finish_weights(const Task& task, float (&inverses)[kHeads], const Item& item, int head,
+                               const Heads& heads) {
   if (threadIdx.x % 4 != 0) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -328,11 +405,11 @@ __device__ void finish_weights(const Task& task, Room& room, const Item& item, i
     if (!item.alone()) {
       task.partials.weights[task.partials.at(item.t, item.span, h)] = {heads.top[r], heads.sum[r]};
     } else if (h < task.op.heads) {
-      const Weight sink = sink_weight(task.op.sink[h]);
+      const PartWeight sink = sink_weight(task.op.sink[h]);
       const float top = fmaxf(sink.top, heads.top[r]);
       const float factor = whole_power2(heads.top[r] - top);
       const float sum = fmaf(heads.sum[r], factor, sink.sum * whole_power2(sink.top - top));
-      room.inverses[head + 8 * r] = factor * __frcp_rn(sum);
+      inverses[head + 8 * r] = factor * __frcp_rn(sum);
     }
   }
 }
@@ -344,10 +421,11 @@ __device__ void multiply(const Task& task, Room& room) {
   const int lane = threadIdx.x % kWarp;
   const int head = static_cast<int>(threadIdx.x) % kGroupThreads / kWarp * 16 + lane / 4;  // and head + 8
   int count = 0;
+  int turn = 0;
   for (int i = static_cast<int>(blockIdx.x); i < task.items; i += static_cast<int>(gridDim.x)) {
     const Item item(task, i);
     if (item.first_part() >= item.end_part()) continue;
-    load_queries(task, room, item);
+    if (kFirst) wait_at(kQueries, 3 * kGroupThreads);
     Heads heads = {{-0x1p20F, -0x1p20F}, {0, 0}, {0, 0}};
     float o[kHalf][32];
 #pragma unroll
@@ -363,6 +441,7 @@ __device__ void multiply(const Task& task, Room& room) {
       if (kFirst) {
         wait_at(kFull + buffer, 3 * kGroupThreads);
         multiply_queries(room, rows, c);
+        if (part + 1 == item.end_part()) tell(kQueriesDone, 3 * kGroupThreads);
         weigh(c, item.end - part * kPartRows, task.scale, heads);
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
@@ -403,20 +482,19 @@ __device__ void multiply(const Task& task, Room& room) {
       if (!kFirst) tell(kSummed, 2 * kGroupThreads);
       tell(kEmpty + buffer, kThreads);
     }
-    if (kFirst) finish_weights(task, room, item, head, heads);
-    wait_at(kBoth, 2 * kGroupThreads);
-    const float inverse[2] = {room.inverses[head], room.inverses[head + 8]};
     constexpr int kTile0 = kFirst ? 0 : kHalf;
-    if (item.alone()) {  // the queries are not needed any more
+    float(&inverses)[kHeads] = room.inverses[turn];
+    turn ^= 1;
+    if (kFirst) finish_weights(task, inverses, item, head, heads);
+    if (item.alone()) {
+      wait_at(kBoth, 2 * kGroupThreads);
+      const float inverse[2] = {inverses[head], inverses[head + 8]};
 #pragma unroll
-      for (int j = 0; j < kHalf; ++j) round_tile(room.q[kTile0 + j], head, o[j], inverse);
-      wait_at(kFirst ? kRounded : kRounded + 1, kGroupThreads);
-      write_rounded<64 * kHalf>(task, item, room.q, 64 * kTile0);
+      for (int j = 0; j < kHalf; ++j) write_tile(task, item, head, kTile0 + j, o[j], inverse);
     } else {
 #pragma unroll
       for (int j = 0; j < kHalf; ++j) write_partial(task, item, head, 64 * (kTile0 + j), o[j]);
     }
-    wait_at(kBoth, 2 * kGroupThreads);
   }
 }
 
@@ -444,7 +522,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_whole_tokens(Task task) {
 
 }  // namespace
 
-void attend_whole(Context& c, const SparseAttention& op) {
+void attend_whole(Context& c, const SparseAttention& op, const Around& around) {
   const DeviceRing ring(op.ring);
   const std::int64_t tokens = op.batch.tokens;
   const int head_blocks = ceil_div(op.heads, kHeads);
@@ -458,6 +536,7 @@ void attend_whole(Context& c, const SparseAttention& op) {
   for (std::int32_t t0 = 0; t0 < op.batch.tokens; t0 += plan.tokens()) {
     const std::int32_t n = std::min(plan.tokens(), op.batch.tokens - t0);
     const Task task{.op = op,
+                    .around = around,
                     .ring = ring,
                     .pages = DevicePages(op.entries),
                     .encoded = memory + encoded,
@@ -467,7 +546,7 @@ void attend_whole(Context& c, const SparseAttention& op) {
                     .partials = plan.at(memory, t0)};
     launch(c, "sparse_attention", attend_whole_tokens,
            dim3(static_cast<unsigned>(std::min(task.items, c.multiprocessors))), kThreads, kRoomBytes, task);
-    if (plan.units() > 1) merge(c, op, task.partials, n);
+    if (plan.units() > 1) merge(c, op, task.partials, n, around.planes);
   }
 }
 

@@ -287,21 +287,23 @@ __global__ void store_window(StoreWindow op, DeviceRing ring) {
 
 }  // namespace
 
+bool takes_whole(const Context& c, const SparseAttention& op) {
+  // Where a block a token, or a span of its rows, keeps the device busy, nothing has to be added up afterwards.
+  constexpr int kManyTokens = 32;
+  constexpr std::int64_t kManyParts = 240;
+  const bool many = op.batch.tokens >= kManyTokens ||
+                    std::int64_t{op.batch.tokens} * ceil_div(most_rows(op), kPartRows) >= kManyParts;
+  return many && on_tensor_units(op) && c.kernels.uses(Leaf::kSparseAttentionWgmma);
+}
+
 void run(Context& c, const SparseAttention& op) {
   const auto dim = static_cast<int>(op.kv.cols);
   FATHOM_CHECK(op.q.cols == op.heads * op.kv.cols && op.out.cols == op.q.cols, "heads of the entries' width");
   FATHOM_CHECK(op.ring.capacity >= op.window, "the ring holds the window");
   FATHOM_CHECK(op.pattern == Pattern::kCausal || op.entries.ratio == 0, "draft blocks see no compressed entries");
   FATHOM_CHECK(dim % 4 == 0 && dim <= kMostDim && op.cos.cols * 2 <= dim, "heads of up to 512 dims");
-  if (on_tensor_units(op)) {
-    // Where a block a token, or a span of its rows, keeps the device busy, nothing has to be added up afterwards.
-    constexpr int kManyTokens = 32;
-    constexpr std::int64_t kManyParts = 240;
-    const bool many = op.batch.tokens >= kManyTokens ||
-                      std::int64_t{op.batch.tokens} * ceil_div(most_rows(op), kPartRows) >= kManyParts;
-    if (many && c.kernels.uses(Leaf::kSparseAttentionWgmma)) return attend_whole(c, op);
-    if (c.kernels.uses(Leaf::kSparseAttentionMma)) return attend_spread(c, op);
-  }
+  if (takes_whole(c, op)) return attend_whole(c, op);
+  if (on_tensor_units(op) && c.kernels.uses(Leaf::kSparseAttentionMma)) return attend_spread(c, op);
   const Shape s = shape_of(dim);
   const auto scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(dim)));
   const DeviceRing ring(op.ring);

@@ -152,6 +152,7 @@ class CudaBackend final : public Backend {
   void attention_inputs(const AttentionInputs& op) override { launch(op); }
   void queries(const Queries& op) override { launch(op); }
   void sparse_attention(const SparseAttention& op) override { launch(op); }
+  void attend(const Attend& op) override { launch(op); }
   void store_window(const StoreWindow& op) override { launch(op); }
   void compress(const Compress& op) override { launch(op); }
   void index_query(const IndexQuery& op) override { launch(op); }

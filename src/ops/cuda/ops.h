@@ -4,6 +4,7 @@
 
 #include <span>
 
+#include "ops/attention/attend.h"
 #include "ops/attention/heads.h"
 #include "ops/attention/inputs.h"
 #include "ops/attention/sparse_attention.h"
@@ -38,6 +39,7 @@ void run(Context& c, const WindowEntries& op);
 void run(Context& c, const AttentionInputs& op);
 void run(Context& c, const Queries& op);
 void run(Context& c, const SparseAttention& op);
+void run(Context& c, const Attend& op);
 void run(Context& c, const StoreWindow& op);
 void run(Context& c, const Compress& op);
 void run(Context& c, const IndexQuery& op);

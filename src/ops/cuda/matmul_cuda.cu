@@ -6,42 +6,51 @@
 namespace fathom::ops::cuda {
 namespace {
 
-// One warp a block of 128 values of a row; a lane has 4 of them.
-__global__ void make(PlanesOf op, Planes to) {
+// One warp kMakeBlocks blocks of 128 values of a row; a lane has 4 of each.
+constexpr int kMakeBlocks = 4;
+__global__ void make(PlanesOf op, Planes to, unsigned pieces) {
   await_previous();
-  const std::int64_t cols = op.x.cols / op.groups;
-  const std::int64_t blocks = to.row_stride / kBlock;
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kMatmulWarps + threadIdx.x / kWarp;
-  const std::int64_t row = i / blocks;  // t * groups + group
+  const unsigned i = blockIdx.x * kMatmulWarps + threadIdx.x / kWarp;
+  const std::int64_t row = i / pieces;  // t * groups + group
   if (row >= op.x.rows * op.groups) return;
   const int lane = threadIdx.x % kWarp;
-  const std::int64_t block = i % blocks * kBlock;
+  const std::int64_t cols = op.x.cols / op.groups;
+  const std::int64_t begin = static_cast<std::int64_t>(i % pieces) * kMakeBlocks * kBlock;
   const float* from = op.x.data + row / op.groups * op.x.ld + row % op.groups * cols;
-  float v[4];
-  const std::int64_t at = block + 4 * lane;
-  if (at + 4 <= cols && reinterpret_cast<std::uintptr_t>(from) % sizeof(float4) == 0) {
-    const float4 all = *reinterpret_cast<const float4*>(from + at);
-    v[0] = all.x;
-    v[1] = all.y;
-    v[2] = all.z;
-    v[3] = all.w;
-  } else {
-    for (int j = 0; j < 4; ++j) v[j] = at + j < cols ? from[at + j] : 0.0F;
-  }
-  if (op.values == Values::kQuantise) quantise_block(v);
-  const std::int64_t first = row * to.row_stride + block;
-  for (int p = 0; p < to.planes; ++p) {
-    std::uint32_t bits[4];
-    for (int j = 0; j < 4; ++j) {
-      bits[j] = bf16_bits(v[j]);
-      v[j] = isfinite(v[j]) ? v[j] - bf16_value(bits[j]) : 0.0F;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(from) % sizeof(float4) == 0;
+  float v[kMakeBlocks][4];
+#pragma unroll
+  for (int b = 0; b < kMakeBlocks; ++b) {
+    const std::int64_t at = begin + b * kBlock + 4 * lane;
+    if (at + 4 <= cols && aligned) {
+      const float4 all = *reinterpret_cast<const float4*>(from + at);
+      v[b][0] = all.x;
+      v[b][1] = all.y;
+      v[b][2] = all.z;
+      v[b][3] = all.w;
+    } else {
+      for (int j = 0; j < 4; ++j) v[b][j] = at + j < cols ? from[at + j] : 0.0F;
     }
-    const uint2 pairs = plane_pair(bits, lane);
-    const std::int64_t at_plane = first + p * to.plane_stride;
-    store_pairs(reinterpret_cast<std::uint16_t*>(op.memory) + at_plane, row < op.other_from ? op.order : op.other_order,
-                lane, pairs);
-    if (op.other_memory == nullptr) continue;
-    store_pairs(reinterpret_cast<std::uint16_t*>(op.other_memory) + at_plane, op.other_order, lane, pairs);
+  }
+#pragma unroll
+  for (int b = 0; b < kMakeBlocks; ++b) {
+    const std::int64_t block = begin + b * kBlock;
+    if (block >= to.row_stride) return;
+    if (op.values == Values::kQuantise) quantise_block(v[b]);
+    const std::int64_t first = row * to.row_stride + block;
+    for (int p = 0; p < to.planes; ++p) {
+      std::uint32_t bits[4];
+      for (int j = 0; j < 4; ++j) {
+        bits[j] = bf16_bits(v[b][j]);
+        v[b][j] = isfinite(v[b][j]) ? v[b][j] - bf16_value(bits[j]) : 0.0F;
+      }
+      const uint2 pairs = plane_pair(bits, lane);
+      const std::int64_t at_plane = first + p * to.plane_stride;
+      store_pairs(reinterpret_cast<std::uint16_t*>(op.memory) + at_plane,
+                  row < op.other_from ? op.order : op.other_order, lane, pairs);
+      if (op.other_memory == nullptr) continue;
+      store_pairs(reinterpret_cast<std::uint16_t*>(op.other_memory) + at_plane, op.other_order, lane, pairs);
+    }
   }
 }
 
@@ -133,8 +142,9 @@ Planes planes_in(const PlanesOf& p) {
 
 Planes make_planes(Context& c, const PlanesOf& p) {
   const Planes to = planes_in(p);
-  launch(c, "make_planes", make, dim3(static_cast<unsigned>(ceil_div(to.plane_stride / kBlock, kMatmulWarps))),
-         kMatmulThreads, 0, p, to);
+  const std::int64_t pieces = ceil_div(to.row_stride, kMakeBlocks * kBlock);  // of a row, a warp each
+  launch(c, "make_planes", make, dim3(static_cast<unsigned>(ceil_div(p.x.rows * p.groups * pieces, kMatmulWarps))),
+         kMatmulThreads, 0, p, to, static_cast<unsigned>(pieces));
   return to;
 }
 

@@ -137,6 +137,46 @@ void run_codes(Context& c, std::span<const Linear> ops) {
   }
 }
 
+// Many tokens: a launch each, beside one another; planes are made once for all that read the same.
+void run_apart(Context& c, std::span<const Linear> ops) {
+  const auto order = [&](const Linear& op) { return order_for(c, op.w, values_of(op), op.x.rows, op.groups); };
+  std::vector<std::size_t> first_like(ops.size());
+  std::vector<std::size_t> places(ops.size());
+  Pieces pieces;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Linear& op = ops[i];
+    std::size_t& j = first_like[i];
+    while (ops[j].x.data != op.x.data || ops[j].x.cols != op.x.cols || ops[j].groups != op.groups ||
+           values_of(ops[j]) != values_of(op) || order(ops[j]) != order(op)) {
+      ++j;
+    }
+    places[i] = j < i ? places[j]
+                      : pieces.add<std::byte>(static_cast<std::int64_t>(
+                            planes_bytes(op.x.rows * op.groups, op.w.cols, values_of(op))));
+  }
+  std::byte* const base = c.scratch->take(pieces.bytes(), c.fault);
+  std::vector<Matmul> products;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Linear& op = ops[i];
+    const PlanesOf of{.x = op.x,
+                      .groups = op.groups,
+                      .values = values_of(op),
+                      .order = order(op),
+                      .memory = base + places[i]};
+    products.push_back({.w = op.w,
+                        .groups = op.groups,
+                        .x = first_like[i] < i ? planes_in(of) : make_planes(c, of),
+                        .rows = op.x.rows,
+                        .y = op.y,
+                        .carrier = op.carrier});
+  }
+  for (std::size_t i = 1; i < products.size(); ++i) {
+    c.beside([&] { run_matmul(c, "linear", products[i]); });
+  }
+  run_matmul(c, "linear", products[0]);
+  if (products.size() > 1) c.meet();
+}
+
 }  // namespace
 
 void run(Context& c, const Linear& op) {
@@ -155,14 +195,7 @@ void run(Context& c, const Linear& op) {
     run_residents(c, {&op, 1});
     return;
   }
-  std::byte* memory = c.scratch->take(planes_bytes(op.x.rows * op.groups, op.w.cols, values), c.fault);
-  const Planes x = make_planes(c, {.x = op.x,
-                                   .groups = op.groups,
-                                   .values = values,
-                                   .order = order_for(c, op.w, values, op.x.rows, op.groups),
-                                   .memory = memory});
-  run_matmul(c, "linear",
-             {.w = op.w, .groups = op.groups, .x = x, .rows = op.x.rows, .y = op.y, .carrier = op.carrier});
+  run_apart(c, {&op, 1});
 }
 
 namespace {
@@ -209,7 +242,11 @@ void run(Context& c, std::span<const Linear> ops) {
     if (!others.empty()) run_listed(c, others);
     return;
   }
-  if (!others.empty()) run_beside(c, others);
+  const bool many = std::none_of(others.begin(), others.end(), [&](const Linear& op) {
+    return listed(op) || takes_resident(c, op.w, values_of(op), op.x.rows);
+  });
+  if (!others.empty() && many) run_apart(c, others);
+  else if (!others.empty()) run_beside(c, others);
   if (!packed.empty()) run_codes(c, packed);
   c.meet();
 }

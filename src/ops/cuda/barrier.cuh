@@ -16,6 +16,18 @@ __device__ inline void barrier_init(std::uint64_t* barrier, int arrivals) {
 __device__ inline void barrier_arrive(std::uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
+// Arrives, and lets the phase wait for `bytes` of copies as well.
+__device__ inline void barrier_expect(std::uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+// Copies `bytes`, a multiple of 16 from and to multiples of 16, from global memory; `barrier` counts them.
+__device__ inline void bulk_copy(void* to, const void* from, int bytes, std::uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
+}
 // Until the phase of this parity has ended: 0 for the first.
 __device__ inline void barrier_wait(std::uint64_t* barrier, int parity) {
   asm volatile(

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/cuda/codes.h"
+#include "ops/cuda/codes_many.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/ops.h"
@@ -110,6 +111,35 @@ void run_residents(Context& c, std::span<const Linear> ops) {
   run_resident(c, "linears", std::span(products).first(ops.size()), base + sums);
 }
 
+bool has_many(const Linear& op) { return op.x.rows >= kManyRows && op.groups == 1; }
+
+// Products of packed weights with many tokens.
+void run_many(Context& c, std::span<const Linear> ops) {
+  const auto first_like = [&](std::size_t i) {
+    std::size_t j = 0;
+    while (ops[j].x.data != ops[i].x.data || ops[j].x.cols != ops[i].x.cols) ++j;
+    return j;
+  };
+  std::vector<std::size_t> places(ops.size());
+  Pieces pieces;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Mat<const float>& x = ops[i].x;
+    if (first_like(i) == i) {
+      places[i] = pieces.add<std::byte>(static_cast<std::int64_t>(code_tiles_bytes({.rows = x.rows}, x.cols)));
+    }
+  }
+  std::byte* const base = c.scratch->take(pieces.bytes(), c.fault);
+  std::vector<CodeTiles> tiles(ops.size());
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const Linear& op = ops[i];
+    FATHOM_CHECK(op.quantise_x, "a weight packed for quantised inputs gets them");
+    const std::size_t j = first_like(i);
+    tiles[i] = j < i ? tiles[j] : make_code_tiles(c, op.x, {.rows = op.x.rows}, base + places[i]);
+    run_codes_many(c, "linear",
+                   {.m = {.w = op.w, .x = {}, .rows = op.x.rows, .y = op.y, .carrier = op.carrier}, .x = {}}, tiles[i]);
+  }
+}
+
 // Products of packed weights.
 void run_codes(Context& c, std::span<const Linear> ops) {
   const auto first_like = [&](std::size_t i) {
@@ -183,7 +213,7 @@ void run(Context& c, const Linear& op) {
   check_here(op);
   if (op.x.rows == 0) return;
   if (takes_codes(c, op.w)) {
-    run_codes(c, {&op, 1});
+    has_many(op) ? run_many(c, {&op, 1}) : run_codes(c, {&op, 1});
     return;
   }
   if (listed(op)) {
@@ -242,12 +272,12 @@ void run(Context& c, std::span<const Linear> ops) {
     if (!others.empty()) run_listed(c, others);
     return;
   }
-  const bool many = std::none_of(others.begin(), others.end(), [&](const Linear& op) {
+  const bool many_others = std::none_of(others.begin(), others.end(), [&](const Linear& op) {
     return listed(op) || takes_resident(c, op.w, values_of(op), op.x.rows);
   });
-  if (!others.empty() && many) run_apart(c, others);
-  else if (!others.empty()) run_beside(c, others);
-  if (!packed.empty()) run_codes(c, packed);
+  if (!others.empty()) many_others ? run_apart(c, others) : run_beside(c, others);
+  const bool many = std::all_of(packed.begin(), packed.end(), has_many);
+  if (!packed.empty()) many ? run_many(c, packed) : run_codes(c, packed);
   c.meet();
 }
 

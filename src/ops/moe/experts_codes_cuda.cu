@@ -4,6 +4,7 @@
 
 #include "ops/cuda/codes.h"
 #include "ops/cuda/launch.cuh"
+#include "ops/moe/experts_codes_few_cuda.h"
 #include "ops/moe/experts_many_cuda.h"
 #include "ops/moe/experts_plan.cuh"
 #include "ops/moe/experts_sum_cuda.h"
@@ -48,7 +49,7 @@ Codes from_row(Codes x, std::int64_t row) {
 void run_codes(Context& c, const Experts& op) {
   const ExpertWeights& r = op.routed_like;
   FATHOM_CHECK(op.quantise, "experts packed for quantised inputs get them");
-  if (run_many(c, op)) return;
+  if (run_codes_few(c, op) || run_many(c, op)) return;
   const std::int64_t tokens = op.x.rows;
   const std::int64_t k = op.experts.cols;
   const std::int64_t choices = tokens * k;

@@ -29,7 +29,7 @@ __global__ void sum(const float* results, const std::int32_t* place, int k, Mat<
     }
   };
 #pragma unroll 6
-  for (int j = 0; j < k; ++j) add(place[t * k + j]);
+  for (int j = 0; j < k; ++j) add(place != nullptr ? place[t * k + j] : t * k + j);
   add(y.rows * k + t);
 #pragma unroll
   for (int j = 0; j < kEach; ++j) y.data[t * y.ld + i + j] = carry_to(total[j], carrier);

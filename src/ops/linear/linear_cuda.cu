@@ -5,6 +5,7 @@
 
 #include "ops/cuda/codes.h"
 #include "ops/cuda/codes_many.h"
+#include "ops/cuda/codes_some.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/ops.h"
@@ -140,6 +141,20 @@ void run_many(Context& c, std::span<const Linear> ops) {
   }
 }
 
+// 9 to 64 tokens: products[i] and those after it of the same codes that go into its launch, which are marked done.
+void run_some(Context& c, std::span<const CodesProduct> products, std::size_t i, std::vector<bool>& done) {
+  std::vector<CodesProduct> alike;
+  for (std::size_t j = i; j < products.size() && alike.size() < kSomeJobs; ++j) {
+    const CodesProduct& p = products[j];
+    if (done[j] || p.m.groups != 1 || p.x.data != products[i].x.data || !takes_codes_some(p.m.w, p.m.rows) ||
+        code_segments(p.m.w, p.expert) != code_segments(products[i].m.w, products[i].expert))
+      continue;
+    alike.push_back(p);
+    done[j] = true;
+  }
+  run_codes_some(c, "linears", alike);
+}
+
 // Products of packed weights.
 void run_codes(Context& c, std::span<const Linear> ops) {
   const auto first_like = [&](std::size_t i) {
@@ -155,15 +170,20 @@ void run_codes(Context& c, std::span<const Linear> ops) {
     places[i] = j < i ? places[j] : pieces.add<std::byte>(static_cast<std::int64_t>(codes_bytes(x.rows, x.cols)));
   }
   std::byte* const base = c.scratch->take(pieces.bytes(), c.fault);
-  std::vector<Codes> codes(ops.size());
+  std::vector<CodesProduct> products(ops.size());
   for (std::size_t i = 0; i < ops.size(); ++i) {
     const Linear& op = ops[i];
     FATHOM_CHECK(op.quantise_x, "a weight packed for quantised inputs gets them");
     const std::size_t j = first_like(i);
-    codes[i] = j < i ? codes[j] : make_codes(c, op.x, base + places[i]);
-    run_codes_plain(c, "linear",
-                    {.m = {.w = op.w, .groups = op.groups, .x = {}, .rows = op.x.rows, .y = op.y, .carrier = op.carrier},
-                     .x = codes[i]});
+    products[i] = {
+        .m = {.w = op.w, .groups = op.groups, .x = {}, .rows = op.x.rows, .y = op.y, .carrier = op.carrier},
+        .x = j < i ? products[j].x : make_codes(c, op.x, base + places[i])};
+  }
+  std::vector<bool> done(ops.size());
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (done[i]) continue;
+    if (products[i].m.groups == 1 && takes_codes_some(ops[i].w, ops[i].x.rows)) run_some(c, products, i, done);
+    else run_codes_plain(c, "linear", products[i]);
   }
 }
 

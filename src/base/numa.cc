@@ -33,4 +33,6 @@ bool interleave_memory(const std::vector<Processor>& processors) {
   return !mask.empty() && syscall(SYS_set_mempolicy, MPOL_INTERLEAVE, mask.data(), mask.size() * kBits + 1) == 0;
 }
 
+void use_near_memory() { (void)syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0); }
+
 }  // namespace fathom

@@ -15,4 +15,7 @@ std::vector<unsigned long> nodes_to_interleave(const std::vector<Processor>& pro
 // node's all of it. False where there is one node or the system refuses; nothing has changed then.
 bool interleave_memory(const std::vector<Processor>& processors);
 
+// From now on the pages that this thread is the first to touch lie on the node that it runs on.
+void use_near_memory();
+
 }  // namespace fathom

@@ -13,10 +13,11 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
-#include "base/topology.h"
+#include "base/numa.h"
 
 namespace fathom {
 namespace {
@@ -69,8 +70,14 @@ struct ThreadPool::State {
   std::int64_t n = 0;
   std::int64_t grain = 1;
 
+  // What is left of one node's part of the loop.
+  struct alignas(64) Part {
+    std::atomic<std::int64_t> next{0};
+    std::int64_t end = 0;
+  };
+  std::vector<Part> parts = std::vector<Part>(1);
+
   // Apart from one another: each is hammered by all threads.
-  alignas(64) std::atomic<std::int64_t> next{0};
   alignas(64) std::atomic<std::uint32_t> gate{kClosed};  // kClosed, and how many workers are inside
   alignas(64) std::atomic<std::uint32_t> epoch{0};       // counts loops; idle workers wait for it to change
   std::atomic<bool> stop{false};
@@ -83,14 +90,26 @@ struct ThreadPool::State {
   std::vector<std::size_t> place;     // of each worker, in processors
   std::size_t left = 0;               // in processors
   int caller_processor = -1;          // where the caller was last
+  std::vector<int> nodes;             // that threads are on, ascending; empty: nobody is pinned
 
-  void pin_workers() {
-    processors = usable_processors();
-    if (static_cast<int>(threads.size()) >= count_cores(processors)) return processors.clear();
-    for (std::size_t i = 0; i < threads.size(); ++i) {
-      place.push_back(i + 1);
-      pin(threads[i], processors[i + 1].id);
+  // Before the workers start: n_threads with the caller's.
+  void place_threads(std::size_t n_threads, std::vector<Processor> usable) {
+    if (n_threads < 2 || static_cast<int>(n_threads) > count_cores(usable)) return;
+    processors = std::move(usable);
+    for (std::size_t i = 0; i < n_threads; ++i) {
+      if (i > 0) place.push_back(i);
+      nodes.push_back(processors[i].node);
     }
+    std::sort(nodes.begin(), nodes.end());
+    nodes.erase(std::unique(nodes.begin(), nodes.end()), nodes.end());
+    parts = std::vector<Part>(nodes.size());
+  }
+
+  // The part that a worker takes first.
+  std::size_t home(int worker) const {
+    if (parts.size() == 1) return 0;
+    const std::size_t at = worker == 0 ? left : place[static_cast<std::size_t>(worker - 1)];
+    return static_cast<std::size_t>(std::lower_bound(nodes.begin(), nodes.end(), processors[at].node) - nodes.begin());
   }
 
   void make_way() {
@@ -107,11 +126,24 @@ struct ThreadPool::State {
     }
   }
 
+  void deal_out() {
+    const auto count = static_cast<std::int64_t>(parts.size());
+    for (std::int64_t p = 0; p < count; ++p) {
+      Part& part = parts[static_cast<std::size_t>(p)];
+      part.next.store(n * p / count, std::memory_order_relaxed);
+      part.end = n * (p + 1) / count;
+    }
+  }
+
   void work(int worker) {
-    for (;;) {
-      const std::int64_t begin = next.fetch_add(grain, std::memory_order_relaxed);
-      if (begin >= n) return;
-      call(body, begin, std::min(begin + grain, n), worker);
+    const std::size_t first = home(worker);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      Part& part = parts[(first + i) % parts.size()];
+      for (;;) {
+        const std::int64_t begin = part.next.fetch_add(grain, std::memory_order_relaxed);
+        if (begin >= part.end) break;
+        call(body, begin, std::min(begin + grain, part.end), worker);
+      }
     }
   }
 
@@ -128,6 +160,7 @@ struct ThreadPool::State {
   }
 
   void worker_main(int worker) {
+    if (parts.size() > 1) use_near_memory();
     std::uint32_t seen = 0;
     for (;;) {
       spin([&] { return epoch.load(std::memory_order_acquire) != seen; });
@@ -141,12 +174,16 @@ struct ThreadPool::State {
   }
 };
 
-ThreadPool::ThreadPool(int n_threads) : state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int n_threads) : ThreadPool(n_threads, usable_processors()) {}
+
+ThreadPool::ThreadPool(int n_threads, std::vector<Processor> processors) : state_(std::make_unique<State>()) {
   FATHOM_CHECK(n_threads >= 1, "a thread pool needs at least the caller's thread");
+  State& s = *state_;
+  s.place_threads(static_cast<std::size_t>(n_threads), std::move(processors));
   for (int i = 1; i < n_threads; ++i) {
-    state_->threads.emplace_back([s = state_.get(), i] { s->worker_main(i); });
+    s.threads.emplace_back([&s, i] { s.worker_main(i); });
   }
-  if (n_threads > 1) state_->pin_workers();
+  for (std::size_t i = 0; i < s.place.size(); ++i) pin(s.threads[i], s.processors[s.place[i]].id);
 }
 
 ThreadPool::~ThreadPool() {
@@ -157,6 +194,7 @@ ThreadPool::~ThreadPool() {
 }
 
 int ThreadPool::size() const { return static_cast<int>(state_->threads.size()) + 1; }
+int ThreadPool::parts() const { return static_cast<int>(state_->parts.size()); }
 
 void ThreadPool::run(std::int64_t n, std::int64_t grain, Call call, const void* body) {
   FATHOM_CHECK(grain >= 1, "the grain of a parallel loop is at least 1");
@@ -172,7 +210,7 @@ void ThreadPool::run(std::int64_t n, std::int64_t grain, Call call, const void* 
   s.body = body;
   s.n = n;
   s.grain = grain;
-  s.next.store(0, std::memory_order_relaxed);
+  s.deal_out();
   s.gate.store(0, std::memory_order_release);
   s.epoch.fetch_add(1, std::memory_order_release);
   s.epoch.notify_all();

@@ -7,11 +7,19 @@
 //
 // Where there are as many usable cores as threads, every worker is pinned to one of its own and keeps out of the
 // caller's way: a system left to itself was seen to wake a worker on the caller's core and leave it there.
+//
+// On machines of several nodes every loop is cut into as many parts, and threads take from their own node's part before
+// they help with others'. A loop over the rows of a weight thus has the same node read the same rows every time, and
+// pages that a worker is the first to touch lie on its own node: those of a file not yet in the page cache come to lie
+// where they are used, every expert and every other weight alike, whichever experts a token names.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
+
+#include "base/topology.h"
 
 namespace fathom {
 
@@ -19,11 +27,16 @@ class ThreadPool {
  public:
   // n_threads >= 1, the caller's thread included.
   explicit ThreadPool(int n_threads);
+  // On these processors, in the order of read_processors(): the caller on the first, workers on the following.
+  ThreadPool(int n_threads, std::vector<Processor> processors);
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
   ~ThreadPool();
 
   int size() const;
+
+  // How many nodes the threads are on: part p of a loop over [0, n) is [n * p / parts(), n * (p + 1) / parts()).
+  int parts() const;
 
   // Calls body(begin, end, worker) over disjoint ranges that cover [0, n), each at most `grain` long (grain >= 1), with
   // 0 <= worker < size() naming the thread; returns when all are done. Ranges are handed out on demand.

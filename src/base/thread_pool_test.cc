@@ -100,6 +100,50 @@ TEST(ThreadPool, WorkersKeepOutOfTheCallersWay) {
   }
 }
 
+// Two threads on each of two nodes that this machine does not have: its own processors are never among them.
+std::vector<Processor> two_nodes() {
+  std::vector<Processor> all;
+  for (int i = 0; i < 4; ++i) all.push_back({.id = 8'000 + i, .core = 8'000 + i, .node = i % 2 * 3});
+  return all;
+}
+
+TEST(ThreadPoolOfTwoNodes, ThreadsTakeTheirNodesPart) {
+  ThreadPool pool(4, two_nodes());
+  ASSERT_EQ(pool.parts(), 2);
+  for (int round = 0; round < 50; ++round) {
+    std::atomic<int> inside{0};
+    std::vector<int> worker_of(4, -1);
+    pool.parallel_for(4, 1, [&](std::int64_t i, std::int64_t, int worker) {
+      worker_of[static_cast<std::size_t>(i)] = worker;
+      ++inside;
+      while (inside < 4) std::this_thread::yield();  // so that every thread takes one
+    });
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(worker_of[i] % 2, i < 2 ? 0 : 1) << "index " << i;
+  }
+}
+
+TEST(ThreadPoolOfTwoNodes, ThreadsHelpWithTheOtherPartOnceTheirsIsDone) {
+  ThreadPool pool(2, two_nodes());
+  ASSERT_EQ(pool.parts(), 2);
+  std::atomic<int> done{0};
+  std::vector<std::atomic<int>> hits(101);
+  pool.parallel_for(101, 3, [&](std::int64_t begin, std::int64_t end, int worker) {
+    ASSERT_LE(end - begin, 3);
+    for (std::int64_t i = begin; i < end; ++i) ++hits[static_cast<std::size_t>(i)];
+    const auto n = static_cast<int>(end - begin);
+    // The worker holds its first three until all others are done, by the caller.
+    while (worker == 1 && done + n < 101) std::this_thread::yield();
+    done += n;
+  });
+  for (const auto& h : hits) EXPECT_EQ(h, 1);
+}
+
+TEST(ThreadPoolOfTwoNodes, HasOnePartWhereThreadsHaveNoCoresOfTheirOwn) {
+  EXPECT_EQ(ThreadPool(5, two_nodes()).parts(), 1);
+  EXPECT_EQ(ThreadPool(1, two_nodes()).parts(), 1);
+  EXPECT_EQ(ThreadPool(3, {}).parts(), 1);
+}
+
 TEST(UsableCores, AreThoseOfTheMask) {
   EXPECT_GE(usable_cores(), 1);
   const Mask mask;

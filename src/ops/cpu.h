@@ -1,4 +1,4 @@
-// The CPU backend from within: the operations as Highway kernels shared out over threads. Only *_cpu.cc include this.
+// The CPU backend from within: the operations as Highway kernels shared out over threads. For *_cpu.cc and their tests.
 //
 // Every operation here takes Carrier::kF32; backend_cpu.cc sends official-bf16 to the plain reference.
 #pragma once

@@ -192,11 +192,12 @@ class Run {
              1);
   }
 
-  // body(group, first row, last row) over the rows of one weight of all experts of a wave, as one flat list.
+  // body(group, first row, last row) over the rows of one weight of all experts of a wave, as one flat list: the first
+  // of the pool's parts of every expert, then the second.
   template <class Body>
   void over_rows(std::int64_t begin, std::int64_t end, Weight ExpertWeights::*weight, const Body& body) {
     std::int64_t rows = 0;
-    std::int64_t most = 0;
+    std::int64_t most = 1;
     std::int64_t tokens = 0;
     for (std::int64_t g = begin; g < end; ++g) {
       const Weight& w = groups_[g].expert->*weight;
@@ -204,14 +205,18 @@ class Run {
       most = std::max(most, w.rows);
       tokens = std::max(tokens, groups_[g].n);
     }
-    const std::int64_t step =
-        std::min(product_grain(groups_[begin].expert->*weight, rows, tokens, ctx_), std::max<std::int64_t>(most, 1));
-    const std::int64_t per_expert = (most + step - 1) / step;
-    ctx_.pool.parallel_for((end - begin) * per_expert, 1, [&](std::int64_t b, std::int64_t e, int) {
+    const std::int64_t parts = ctx_.pool.parts();
+    const std::int64_t most_of_part = (most + parts - 1) / parts;
+    const std::int64_t step = std::min(product_grain(groups_[begin].expert->*weight, rows, tokens, ctx_), most_of_part);
+    const std::int64_t per_expert = (most_of_part + step - 1) / step;  // of a part
+    const std::int64_t per_part = (end - begin) * per_expert;
+    ctx_.pool.parallel_for(parts * per_part, 1, [&](std::int64_t b, std::int64_t e, int) {
       for (std::int64_t i = b; i < e; ++i) {
-        const Group& g = groups_[begin + i / per_expert];
-        const std::int64_t row = i % per_expert * step;
-        const std::int64_t last = std::min(row + step, (g.expert->*weight).rows);
+        const std::int64_t part = i / per_part;
+        const Group& g = groups_[begin + i % per_part / per_expert];
+        const std::int64_t all = (g.expert->*weight).rows;
+        const std::int64_t row = all * part / parts + i % per_expert * step;
+        const std::int64_t last = std::min(row + step, all * (part + 1) / parts);
         if (row < last) body(g, row, last);
       }
     });

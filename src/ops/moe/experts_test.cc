@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "ops/cpu.h"
 #include "ops/test_support.h"
 
 namespace fathom::ops {
@@ -52,18 +53,20 @@ struct Fixture {
     }
   }
 
-  void run(Rows& y, Backend& backend, std::int64_t first = 0, std::int64_t n = -1) const {
-    if (n < 0) n = c.tokens;
-    backend.experts({.x = {x.mat().data + first * x.mat().ld, n, c.d, x.mat().ld},
-                     .routed = routed.data(),
-                     .n_routed = c.n_experts,
-                     .routed_like = routed.front(),
-                     .shared = shared,
-                     .experts = {chosen.data() + first * c.k, n, c.k, c.k},
-                     .weights = {weights.mat().data + first * weights.mat().ld, n, c.k, weights.mat().ld},
-                     .swiglu_limit = 10,
-                     .quantise = c.quantise,
-                     .y = y.mat()});
+  void run(Rows& y, Backend& backend) const { backend.experts(op(y, 0, c.tokens)); }
+  void run(Rows& y, Backend& backend, std::int64_t first, std::int64_t n) const { backend.experts(op(y, first, n)); }
+
+  Experts op(Rows& y, std::int64_t first, std::int64_t n) const {
+    return {.x = {x.mat().data + first * x.mat().ld, n, c.d, x.mat().ld},
+            .routed = routed.data(),
+            .n_routed = c.n_experts,
+            .routed_like = routed.front(),
+            .shared = shared,
+            .experts = {chosen.data() + first * c.k, n, c.k, c.k},
+            .weights = {weights.mat().data + first * weights.mat().ld, n, c.k, weights.mat().ld},
+            .swiglu_limit = 10,
+            .quantise = c.quantise,
+            .y = y.mat()};
   }
 
   Case c;
@@ -126,6 +129,26 @@ TEST_P(ExpertsDiff, CpuMatchesReferenceOnEveryTarget) {
     EXPECT_TRUE(first == nullptr || first->same(got));
     first = std::make_unique<Rows>(got);
   });
+}
+
+// Threads on nodes that this machine does not have, one each.
+TEST_P(ExpertsDiff, NodesShareOutTheRowsOfEveryExpert) {
+  const Case c = GetParam();
+  const Fixture f(c, 8);
+  Rows want(c.tokens, c.d);
+  testing::Backends backends;
+  f.run(want, backends.threads(1));
+  for (const int nodes : {2, 3}) {
+    std::vector<Processor> processors;
+    for (int i = 0; i < nodes; ++i) processors.push_back({.id = 8'000 + i, .core = 8'000 + i, .node = i});
+    ThreadPool pool(nodes, processors);
+    ASSERT_EQ(pool.parts(), nodes);
+    cpu::Scratch scratch;
+    cpu::Context context = {pool, scratch};
+    Rows got(c.tokens, c.d);
+    cpu::run(f.op(got, 0, c.tokens), context);
+    EXPECT_TRUE(got.same(want)) << nodes;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, ExpertsDiff,

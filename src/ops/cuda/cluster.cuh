@@ -10,6 +10,8 @@ namespace fathom::ops::cuda {
 #if __CUDA_ARCH__ >= 900
 // A barrier over all threads of the cluster in two halves: what was written before the first is seen after the second.
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// The first half where nothing but the making of Arrivals went before.
+__device__ inline void arrive_at_cluster_early() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 __device__ inline void await_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 __device__ inline std::uint32_t shared_address(const void* p) {
@@ -44,6 +46,13 @@ class Arrivals {
             shared_address(&state_)),
         "r"(turn & 1)
         : "memory");
+  }
+  // Copies from global memory to here, and counts the bytes; they and the addresses are whole sixteens.
+  __device__ void copy(void* to, const void* from, std::uint32_t bytes) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&state_))
+                 : "memory");
   }
   // Writes what block `rank` has where this block has `own`, and counts it there.
   __device__ void send(float* own, float value, int rank) {

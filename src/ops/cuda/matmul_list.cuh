@@ -45,6 +45,8 @@ struct Place {
 struct Walk {
   const JobList& list;
   const SmallPlan& plan;
+  std::uint32_t block;  // of n_blocks
+  std::uint32_t n_blocks;
 
   __device__ int units(int j) const {
     const ListJob& l = list.jobs[j];
@@ -62,12 +64,12 @@ struct Walk {
     }
     const auto n = static_cast<std::uint32_t>(units(j));
     const auto cost = static_cast<std::uint32_t>(list.jobs[j].cost);
-    const auto from = [&](std::uint32_t block) {
-      const auto at = static_cast<std::uint32_t>(std::uint64_t{total} * block / gridDim.x);
+    const auto from = [&](std::uint32_t b) {
+      const auto at = static_cast<std::uint32_t>(std::uint64_t{total} * b / n_blocks);
       return static_cast<int>(min(n, at <= base ? 0 : (at - base + cost - 1) / cost));
     };
-    first = from(blockIdx.x);
-    last = from(blockIdx.x + 1);
+    first = from(block);
+    last = from(block + 1);
   }
   __device__ int group(const Place& p) const {
     const int groups = list.jobs[p.job].job.groups;
@@ -154,21 +156,19 @@ __device__ inline void stage_inputs(const ListJob& l, const Item& item, int grou
   }
 }
 
-// A and B: the formats of the matrices, equal where all have the same. pitch: numbers from token to token of the
-// inputs.
+// Block `block` of n_blocks. A and B: the formats of the matrices, equal where all have the same. pitch: numbers from token
+// to token of the inputs. Waits itself for the kernel in front.
 template <bool kGate, Format A, Format B>
-__global__ void __launch_bounds__(kMatmulThreads, 2) list_products(const __grid_constant__ JobList list, int pitch) {
+__device__ inline void run_list_block(const JobList& list, int pitch, unsigned block, unsigned n_blocks,
+                                      std::uint16_t* staged) {
   constexpr int kMatrices = kGate ? 2 : 1;
-  extern __shared__ uint4 list_shared[];
   __shared__ float sums[2][kPending][kMatmulWarps][4 * kMatrices][kWarp];
   __shared__ int first[kListJobs];
   __shared__ int last[kListJobs];
   __shared__ SmallPlan plan;
-  auto* const staged = reinterpret_cast<std::uint16_t*>(list_shared);
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const Walk walk{list, plan};
-  allow_next();
+  const Walk walk{list, plan, block, n_blocks};
   const bool weights_known = list.choices.tokens == 0;
   if (!weights_known) await_results();
   if (!weights_known) make_small_plan<kGate ? Part::kGate : Part::kDown>(list.choices, plan);
@@ -321,5 +321,24 @@ __global__ void __launch_bounds__(kMatmulThreads, 2) list_products(const __grid_
     now = ahead;
   }
 }
+
+template <bool kGate, Format A, Format B>
+__global__ void __launch_bounds__(kMatmulThreads, 2) list_products(const __grid_constant__ JobList list, int pitch) {
+  extern __shared__ uint4 list_shared[];
+  allow_next();
+  run_list_block<kGate, A, B>(list, pitch, blockIdx.x, gridDim.x, reinterpret_cast<std::uint16_t*>(list_shared));
+}
+
+// What a launch of products takes; `second` is `first` where all matrices have one format.
+struct ListLaunch {
+  JobList list;
+  Format first;
+  Format second;
+  int pitch;
+  std::size_t shared;
+  std::int64_t units;   // no fewer than there will be
+  std::int64_t cost;    // of one matrix's products, in KiB of weights
+};
+ListLaunch plan_list(std::span<const Product> products, const Choices& choices);
 
 }  // namespace fathom::ops::cuda

@@ -38,35 +38,46 @@ bool list_takes(const Weight& w, std::int64_t rows, std::int64_t groups, Values 
          shared <= kMostShared && w.cols % kBlock == 0 && w.rows % (16 * groups) == 0;
 }
 
-void run_list(Context& c, const char* name, std::span<const Product> products, const Choices& choices) {
+ListLaunch plan_list(std::span<const Product> products, const Choices& choices) {
   FATHOM_CHECK(!products.empty() && products.size() <= kListJobs, "a list that fits");
-  JobList list{.n = static_cast<int>(products.size()), .jobs = {}, .choices = choices};
-  const Format a = format_of(products[0].m.w);
-  Format b = a;
-  const bool gate = products[0].m.part == Part::kGate;
-  std::size_t shared = 0;
-  int pitch = 0;
-  std::int64_t units = 0;  // no fewer than there will be
+  const Format first = format_of(products[0].m.w);
+  ListLaunch l{.list = {.n = static_cast<int>(products.size()), .jobs = {}, .choices = choices},
+               .first = first,
+               .second = first,
+               .pitch = 0,
+               .shared = 0,
+               .units = 0,
+               .cost = 0};
   for (std::size_t i = 0; i < products.size(); ++i) {
     const Product& p = products[i];
-    list.jobs[i] = list_job(p, a);
-    ListJob& l = list.jobs[i];
-    if (l.second) b = format_of(p.m.w);
-    l.inputs = static_cast<int>(i);
+    l.list.jobs[i] = list_job(p, first);
+    ListJob& job = l.list.jobs[i];
+    if (job.second) l.second = format_of(p.m.w);
+    job.inputs = static_cast<int>(i);
     for (std::size_t j = 0; j < i; ++j) {
-      if (same_inputs(products[j], p)) l.inputs = list.jobs[j].inputs;
+      if (same_inputs(products[j], p)) job.inputs = l.list.jobs[j].inputs;
     }
-    pitch = std::max(pitch, pitch_of(p.m.w.cols));
+    l.pitch = std::max(l.pitch, pitch_of(p.m.w.cols));
     const bool one = p.m.table == nullptr;
-    units += std::int64_t{l.tiles} * l.job.groups * (one ? 1 : p.m.most_items);
+    const std::int64_t units = std::int64_t{job.tiles} * job.job.groups * (one ? 1 : p.m.most_items);
+    l.units += units;
+    l.cost += units * job.cost;
     FATHOM_CHECK(one || (choices.tokens > 0 && p.m.items == nullptr), "experts of a list follow the choices' plan");
     const std::int64_t tokens = one ? p.m.rows : choices.tokens;
-    shared = std::max(shared, static_cast<std::size_t>(tokens));
+    l.shared = std::max(l.shared, static_cast<std::size_t>(tokens));
   }
-  shared *= sizeof(std::uint16_t) * static_cast<std::size_t>(pitch);
-  const std::int64_t most = std::int64_t{c.multiprocessors} * (shared <= kTwoBlocks ? 2 : 1);
-  const dim3 grid(static_cast<unsigned>(std::min(units, most)));
-  const auto go = [&](auto kernel) { launch(c, name, kernel, grid, kMatmulThreads, shared, list, pitch); };
+  l.shared *= sizeof(std::uint16_t) * static_cast<std::size_t>(l.pitch);
+  return l;
+}
+
+void run_list(Context& c, const char* name, std::span<const Product> products, const Choices& choices) {
+  const ListLaunch l = plan_list(products, choices);
+  const bool gate = products[0].m.part == Part::kGate;
+  const Format a = l.first;
+  const Format b = l.second;
+  const std::int64_t most = std::int64_t{c.multiprocessors} * (l.shared <= kTwoBlocks ? 2 : 1);
+  const dim3 grid(static_cast<unsigned>(std::min(l.units, most)));
+  const auto go = [&](auto kernel) { launch(c, name, kernel, grid, kMatmulThreads, l.shared, l.list, l.pitch); };
   using enum Format;
   if (gate) {
     if (a == kFp8 && b == kFp4) go(list_products<true, kFp8, kFp4>);

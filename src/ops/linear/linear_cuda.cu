@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/cuda/codes.h"
+#include "ops/cuda/codes_few.h"
 #include "ops/cuda/codes_many.h"
 #include "ops/cuda/codes_some.h"
 #include "ops/cuda/launch.cuh"
@@ -36,9 +37,19 @@ bool same_planes(const Linear& a, const Linear& b) {
          order_for(a.w) == order_for(b.w);
 }
 
-// Few tokens: all in one launch, FP8 weights first.
-void run_listed(Context& c, std::span<const Linear> ops) {
-  std::array<Product, kListJobs> products;
+// Bytes that list_of takes.
+std::size_t list_bytes(std::span<const Linear> ops) {
+  Pieces pieces;
+  for (const Linear& op : ops) {
+    const std::size_t bytes = planes_bytes(op.x.rows * op.groups, op.w.cols, values_of(op));
+    if (makes_planes_first(op)) pieces.add<std::byte>(static_cast<std::int64_t>(bytes));
+  }
+  return pieces.bytes();
+}
+
+// Products of few tokens for one launch, FP8 weights first; inputs that are made into planes before go to `base`.
+std::span<const Product> list_of(Context& c, std::span<const Linear> ops, std::byte* base,
+                                 std::array<Product, kListJobs>& products) {
   std::array<std::size_t, kListJobs> planes{};  // where an operation's planes are
   Pieces pieces;
   for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -50,7 +61,6 @@ void run_listed(Context& c, std::span<const Linear> ops) {
       planes[i] = pieces.add<std::byte>(
           static_cast<std::int64_t>(planes_bytes(ops[i].x.rows * ops[i].groups, ops[i].w.cols, values_of(ops[i]))));
   }
-  std::byte* const base = pieces.bytes() > 0 ? c.scratch->take(pieces.bytes(), c.fault) : nullptr;
   std::size_t n = 0;
   for (const bool fp8 : {true, false}) {
     for (std::size_t i = 0; i < ops.size(); ++i) {
@@ -71,7 +81,12 @@ void run_listed(Context& c, std::span<const Linear> ops) {
       p.m.x = made ? planes_in(of) : make_planes(c, of);
     }
   }
-  run_list(c, "linears", std::span(products).first(n));
+  return std::span(products).first(n);
+}
+
+void run_listed(Context& c, std::span<const Linear> ops) {
+  std::array<Product, kListJobs> products;
+  run_list(c, "linears", list_of(c, ops, c.scratch->take(list_bytes(ops), c.fault), products));
 }
 
 // 9 to 64 tokens: all of one format in one launch.
@@ -227,11 +242,47 @@ void run_apart(Context& c, std::span<const Linear> ops) {
   if (products.size() > 1) c.meet();
 }
 
+bool few_codes(const Linear& op) { return op.groups == 1 && takes_codes_few(op.w, op.x); }
+
+// Products of packed weights for few tokens, those that meet in one launch, and with the first of them the others, of BF16.
+void run_codes_of_few(Context& c, std::vector<Linear> ops, std::span<const Linear> others) {
+  Pieces pieces;
+  std::vector<std::size_t> places;
+  for (const Linear& op : ops) {
+    places.push_back(pieces.add<std::byte>(static_cast<std::int64_t>(codes_bytes(op.x.rows, op.x.cols))));
+  }
+  const std::size_t planes = pieces.add<std::byte>(static_cast<std::int64_t>(list_bytes(others)));
+  std::byte* const base = c.scratch->take(pieces.bytes(), c.fault);
+  std::array<Product, kListJobs> products;
+  std::span<const Product> beside;
+  if (!others.empty()) beside = list_of(c, others, base + planes, products);
+  for (std::size_t next = 0; !ops.empty(); ++next) {
+    const Linear first = ops[0];
+    std::vector<Matmul> now;
+    std::vector<Linear> later;
+    for (const Linear& op : ops) {
+      FATHOM_CHECK(op.quantise_x, "a weight packed for quantised inputs gets them");
+      const bool meets = op.x.data == first.x.data && op.x.ld == first.x.ld && meet_in_codes_few(op.w, first.w);
+      if (!meets || now.size() == kFewJobs) later.push_back(op);
+      else now.push_back({.w = op.w, .x = {}, .rows = op.x.rows, .y = op.y, .carrier = op.carrier});
+    }
+    Codes codes;
+    if (makes_codes_first(first.x)) codes = make_codes(c, first.x, base + places[next]);
+    run_codes_few(c, "linears", now, first.x, codes, beside);
+    beside = {};
+    ops = later;
+  }
+}
+
 }  // namespace
 
 void run(Context& c, const Linear& op) {
   check_here(op);
   if (op.x.rows == 0) return;
+  if (takes_codes(c, op.w) && few_codes(op)) {
+    run_codes_of_few(c, {op}, {});
+    return;
+  }
   if (takes_codes(c, op.w)) {
     has_many(op) ? run_many(c, {&op, 1}) : run_codes(c, {&op, 1});
     return;
@@ -290,6 +341,11 @@ void run(Context& c, std::span<const Linear> ops) {
   }
   if (packed.empty() && all_listed(others)) {
     if (!others.empty()) run_listed(c, others);
+    return;
+  }
+  if (!packed.empty() && std::all_of(packed.begin(), packed.end(), few_codes) && all_listed(others) &&
+      std::all_of(others.begin(), others.end(), [](const Linear& op) { return op.w.dtype == DType::kBf16; })) {
+    run_codes_of_few(c, packed, others);
     return;
   }
   const bool many_others = std::none_of(others.begin(), others.end(), [&](const Linear& op) {

@@ -144,7 +144,7 @@ TEST_F(Attentions, AttentionOfATokenIsItsOwn) {
 }
 
 // In one what one after another is, to the bit: queries not ready, results that are a product's inputs; few tokens and
-// many, heads that fill no block, spans that are merged, sequences in one step.
+// many, heads that fill no block, spans that are merged, many sequences and few in one step.
 TEST_F(Attentions, AttendIsAllItsSteps) {
   struct Case {
     AttentionCase attention;
@@ -154,6 +154,7 @@ TEST_F(Attentions, AttendIsAllItsSteps) {
   for (const auto& [c, mixture, groups] :
        {Case{{512, 64, 128, 0, 0}, {{0, 300}}, 8}, Case{{512, 64, 128, 4, 512}, {{2300, 70}, {0, 90}, {500, 1}}, 8},
         Case{{512, 12, 128, 128, 0}, {{90'000, 70}}, 2}, Case{{512, 70, 128, 4, 40}, {{40, 100}}, 7},
+        Case{{512, 8, 128, 4, 600}, std::vector<Part>(33, {2700, 1}), 1},
         Case{{512, 16, 128, 4, 40}, {{400, 9}}, 2}}) {
     if (small_sizes() && mixture[0].tokens > 100) continue;
     for (const ops::Numerics n : kAllNumerics) {

@@ -7,11 +7,13 @@
 namespace fathom::ops::cuda {
 namespace {
 
-// Whether attention may write what the projection reads: planes of bf16 numbers, whole heads in every group.
-bool writes_planes(const Context& c, const Attend& op) {
+// Whether attention does it all: it has a group of warps for queries, and the projection reads planes of bf16 numbers
+// with whole heads in every group.
+bool does_all(const Context& c, const Attend& op) {
+  const SparseAttention& a = op.attention;
   const Linear& p = op.project;
-  return takes_whole(c, op.attention) && !p.quantise_x && p.x_carrier == Carrier::kBf16 &&
-         op.attention.heads % p.groups == 0 && op.attention.out.ld == op.attention.out.cols &&
+  return takes_whole(c, a) && worth_expanding(a) && a.heads % p.groups == 0 && a.out.ld == a.out.cols &&
+         !p.quantise_x && p.x_carrier == Carrier::kBf16 &&
          order_for(c, p.w, Values::kBf16, p.x.rows, p.groups) == Order::kHalvesShared;
 }
 
@@ -24,7 +26,7 @@ void run(Context& c, const Attend& op) {
   FATHOM_CHECK(heads.q.data == attention.q.data && heads.cos.data == attention.cos.data &&
                    heads.sin.data == attention.sin.data && project.x.data == attention.out.data,
                "attention of these queries, a projection of its output");
-  if (!writes_planes(c, op)) {
+  if (!does_all(c, op)) {
     run(c, op.queries);
     if (op.select) run(c, *op.select);
     run(c, attention);

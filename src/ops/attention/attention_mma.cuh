@@ -169,10 +169,35 @@ __device__ inline PartWeight sink_weight(float sink) {
 // The factor from dot products to exponents.
 inline float exponent_scale() { return static_cast<float>(1.4426950408889634 / 22.627416997969522); }
 
+// ---- Rows that many tokens see, expanded once.
+
+// [tokens + segments * (window + entries)] rows of kMmaDim bf16 numbers in the order of shared memory: the step's own,
+// then of every segment those before it in the window, the last one last, and its entries. Those that do not exist are
+// void.
+struct ExpandedRows {
+  std::uint16_t* data = nullptr;
+  int tokens = 0;
+  int window = 0;
+  int entries = 0;  // of a segment, at most
+
+  __device__ const std::uint16_t* own(int row) const { return data + static_cast<std::int64_t>(row) * kMmaDim; }
+  __device__ const std::uint16_t* of_segment(int segment, int i) const {
+    return data + (tokens + static_cast<std::int64_t>(segment) * (window + entries) + i) * kMmaDim;
+  }
+  __device__ const std::uint16_t* before(int segment, int start, int position) const {
+    return of_segment(segment, position - start + window);
+  }
+  __device__ const std::uint16_t* entry(int segment, int i) const { return of_segment(segment, window + i); }
+};
+// How many there are, and whether that is few beside the tokens that read them.
+std::int64_t rows_to_expand(const SparseAttention& op);
+bool worth_expanding(const SparseAttention& op);
+ExpandedRows expand_rows(Context& c, const SparseAttention& op, std::byte* memory);
+
 // What attention does itself of what stands around it (attend.h): queries are as they were projected, results go
 // where a product reads them.
 struct Around {
-  bool raw_queries = false;         // to be divided by their root mean square and rotated
+  bool raw_queries = false;         // to be divided by their root mean square and rotated; where rows are expanded
   float query_eps = 0;              // for that
   std::uint16_t* planes = nullptr;  // rows of all heads in the order kHalvesShared (matmul.h), instead of op.out
 };

@@ -46,9 +46,10 @@ __device__ inline std::uint64_t tile_at(const void* shared) {
 // Before the first of a row of instructions, which read registers written since the last.
 __device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until all are done; d was their result.
+// Until all but the last kPending rows of them are done; d was the result of those that are.
+template <int kPending = 0>
 __device__ inline void await_products(float (&d)[32]) {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" : FATHOM_REGISTERS_32(d) : : "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %32;" : FATHOM_REGISTERS_32(d) : "n"(kPending) : "memory");
 }
 
 // d = a b, plus d where add is not 0; a is read along its rows, b too or, where kTurned is 1, across.

@@ -77,7 +77,9 @@ std::string kernels_as_text(const ops::LeafSet& off) {
   out +=
       "\nPortable kernels run on every GPU from compute capability 8.0 on and take every format and size; the columns\n"
       "after them name what takes their place there (-: nothing), sparse_attention.mma and index_select.mma for the\n"
-      "entries of V4-Flash and Pro alone. rows: tokens; of experts, tokens each has on average.\n";
+      "entries of V4-Flash and Pro alone. rows: tokens; of experts, tokens each has on average. codes: weights packed for\n"
+      "FP8 tensor units when they are loaded, under official-bf16 where inputs go through FP8, all of them or none; other\n"
+      "products go by what the table names without them (--disable-kernel linear.fp8.codes shows it).\n";
   out += "Can be turned off with --disable-kernel NAME (or all):";
   for (const KernelLine& line : ops::kernel_table()) {
     if (!line.portable()) out += fmt::format(" {}{}", line.kernel, off.has(line.leaf) ? " (off)" : "");

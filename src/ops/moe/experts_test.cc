@@ -170,6 +170,23 @@ TEST(Experts, AnExpertNamedTwiceCountsTwice) {
   for (std::int64_t i = 0; i < 32; ++i) EXPECT_NEAR(got.at(1, i), want.at(1, i), 1e-4 * (1 + std::fabs(want.at(1, i))));
 }
 
+// Gates and ups of some hundreds, far beyond the limit of 10 either way, in routed and shared experts alike.
+TEST(Experts, TheClampIsThere) {
+  Fixture f({DType::kF32, DType::kF32, 3, 32, 32, 4, 2, false}, 12);
+  for (std::int64_t t = 0; t < 3; ++t) {
+    for (std::int64_t i = 0; i < 32; ++i) f.x.at(t, i) *= 1000;
+  }
+  Rows want(3, 32);
+  f.run(want, *make_ref_backend());
+  testing::for_each_target([&](bool) {
+    Rows got(3, 32);
+    f.run(got, *make_cpu_backend({.threads = 1}));
+    for (std::int64_t t = 0; t < 3; ++t) {
+      for (std::int64_t i = 0; i < 32; ++i) ASSERT_NEAR(got.at(t, i), want.at(t, i), 1e-4 * 100);
+    }
+  });
+}
+
 TEST(Experts, ANanTokenSpoilsOnlyItself) {
   Fixture f({DType::kFp4x2, DType::kF8E4M3, 6, 128, 64, 2, 1, true}, 10);
   f.x.at(2, 5) = testing::kPoison;

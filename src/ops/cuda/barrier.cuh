@@ -28,6 +28,12 @@ __device__ inline void bulk_copy(void* to, const void* from, int bytes, std::uin
                "l"(from), "r"(bytes), "r"(shared_address(barrier))
                : "memory");
 }
+// The same from shared memory; the thread's bulk groups count it.
+__device__ inline void bulk_store(void* to, const void* from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(shared_address(from)),
+               "r"(bytes)
+               : "memory");
+}
 // Until the phase of this parity has ended: 0 for the first.
 __device__ inline void barrier_wait(std::uint64_t* barrier, int parity) {
   asm volatile(

@@ -41,7 +41,11 @@ CodeTiles make_code_tiles(Context& c, Mat<const float> x, const TileRows& rows, 
 // The same out of tiles of all rows in order.
 CodeTiles gather_code_tiles(Context& c, const CodeTiles& from, const TileRows& rows, std::byte* memory);
 
+// Tiles of the same memory, to be written: what a kGate product leaves for the next one.
+CodeTiles code_tiles_in(const TileRows& rows, std::int64_t cols, std::byte* memory);
+
 // p.x is not read: `x` has the rows in order, or those of the items. Items are of up to kManyTokens; p.m.groups is 1.
-void run_codes_many(Context& c, const char* name, const CodesProduct& p, const CodeTiles& x);
+// Of kGate the results go, quantised, to the same rows of `to` instead of p.m.y.
+void run_codes_many(Context& c, const char* name, const CodesProduct& p, const CodeTiles& x, const CodeTiles& to = {});
 
 }  // namespace fathom::ops::cuda

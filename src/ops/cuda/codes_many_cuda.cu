@@ -109,21 +109,26 @@ CodeTiles gather_code_tiles(Context& c, const CodeTiles& from, const TileRows& r
   return {to.codes, to.scales, to.blocks};
 }
 
-void run_codes_many(Context& c, const char* name, const CodesProduct& p, const CodeTiles& x) {
+CodeTiles code_tiles_in(const TileRows& rows, std::int64_t cols, std::byte* memory) {
+  const TilesTo to = tiles_in(memory, rows, static_cast<int>(cols / kBlock));
+  return {to.codes, to.scales, to.blocks};
+}
+
+void run_codes_many(Context& c, const char* name, const CodesProduct& p, const CodeTiles& x, const CodeTiles& to) {
   const CodesJob job = codes_job_of(p);
+  const bool gate = p.m.part == Part::kGate;
   FATHOM_CHECK(p.m.groups == 1 && x.blocks == job.job.blocks, "what the kernel takes");
+  FATHOM_CHECK(!gate || (job.job.segments == 1 && to.blocks * kBlock == p.m.w.rows), "where the results go");
   const bool one = p.m.items == nullptr;
   const int items = one ? ceil_div(p.m.rows, kManyTokens) : static_cast<int>(p.m.most_items);
   const auto go = [&](auto kernel, std::size_t shared) {
-    launch(c, name, kernel, dim3(static_cast<unsigned>(c.multiprocessors)), kManyThreads, shared, job.job, x, items);
+    launch(c, name, kernel, dim3(static_cast<unsigned>(c.multiprocessors)), kManyThreads, shared, job.job, x, to, items);
   };
   const auto of = [&]<Format F>() {
-    constexpr std::size_t kShared = ManyStage<F, 2>::kShared;
-    if (p.m.part == Part::kGate) go(codes_many<F, true, 2, false>, kShared);
-    else if (job.job.segments == 1) go(codes_many<F, false, 2, false>, kShared);
-    else go(codes_many<F, false, 1, true>, ManyStage<F, 1>::kShared);
+    if (gate) go(codes_many<F, true, 2, false>, many_shared<ManyStage<F, 2>, true>());
+    else if (job.job.segments == 1) go(codes_many<F, false, 2, false>, many_shared<ManyStage<F, 2>, false>());
+    else go(codes_many<F, false, 1, true>, many_shared<ManyStage<F, 1>, false>());
   };
-  FATHOM_CHECK(p.m.part != Part::kGate || job.job.segments == 1, "experts have one segment");
   if (job.fp4) of.operator()<Format::kFp4>();
   else of.operator()<Format::kFp8>();
 }

@@ -30,13 +30,12 @@ struct Room {
     counts = pieces.add<std::byte>(static_cast<std::int64_t>(plan_bytes(choices, op.n_routed)));
     x = tiles({.rows = tokens}, op.x.cols);
     x_routed = tiles(in_items, op.x.cols);
-    z = pieces.add<float>((choices + tokens) * inner);
     h = tiles({.rows = tokens}, inner);
     h_routed = tiles(in_items, inner);
     results = pieces.add<float>((choices + tokens) * op.x.cols);
   }
   Pieces pieces;
-  std::size_t list, weights, place, items, n_items, counts, x, x_routed, z, h, h_routed, results;
+  std::size_t list, weights, place, items, n_items, counts, x, x_routed, h, h_routed, results;
 };
 
 }  // namespace
@@ -55,7 +54,6 @@ bool run_many(Context& c, const Experts& op) {
                   .place = reinterpret_cast<std::int32_t*>(base + room.place),
                   .items = reinterpret_cast<Item*>(base + room.items),
                   .n_items = reinterpret_cast<std::int32_t*>(base + room.n_items)};
-  const Mat<float> z = mat(reinterpret_cast<float*>(base + room.z), choices + tokens, r.w1.rows);
   const Mat<float> results = mat(reinterpret_cast<float*>(base + room.results), choices + tokens, op.y.cols);
 
   make_plan(c, op.experts, op.weights, op.n_routed, kManyTokens, plan, base + room.counts);
@@ -76,7 +74,7 @@ bool run_many(Context& c, const Experts& op) {
                       .tokens_an_item = kManyTokens,
                       .weights = plan.weights,
                       .swiglu_limit = op.swiglu_limit,
-                      .y = z.slice(0, choices),
+                      .y = {},
                       .carrier = op.carrier};
   const Matmul shared{.w = op.shared.w1,
                       .w3 = op.shared.w3,
@@ -84,13 +82,13 @@ bool run_many(Context& c, const Experts& op) {
                       .x = {},
                       .rows = tokens,
                       .swiglu_limit = op.swiglu_limit,
-                      .y = z.slice(choices, tokens),
+                      .y = {},
                       .carrier = op.carrier};
-  run_codes_many(c, "shared_gate", {.m = shared, .x = {}, .expert = true}, x);
-  run_codes_many(c, "experts_gate", {.m = routed, .x = {}, .expert = true}, x_routed);
+  const CodeTiles h = code_tiles_in(all, r.w1.rows, base + room.h);
+  const CodeTiles h_routed = code_tiles_in(entries, r.w1.rows, base + room.h_routed);
+  run_codes_many(c, "shared_gate", {.m = shared, .x = {}, .expert = true}, x, h);
+  run_codes_many(c, "experts_gate", {.m = routed, .x = {}, .expert = true}, x_routed, h_routed);
 
-  const CodeTiles h = make_code_tiles(c, z.slice(choices, tokens), all, base + room.h);
-  const CodeTiles h_routed = make_code_tiles(c, z.slice(0, choices), entries, base + room.h_routed);
   const Matmul shared_down{
       .w = op.shared.w2, .x = {}, .rows = tokens, .y = results.slice(choices, tokens), .carrier = op.carrier};
   const Matmul routed_down{.w = r.w2,

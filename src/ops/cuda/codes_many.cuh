@@ -3,8 +3,8 @@
 // a ring in shared memory by bulk copies. Blocks of threads stay and take one tile after another, so that the next
 // tile's copies are on their way while the last is written.
 //
-// A warpgroup has one or two tiles of 64 rows and two accumulators of 64 tokens: while the tensor unit fills one, the
-// other is scaled and added to the totals.
+// A warpgroup has one or two tiles of 64 rows. It multiplies a block of 128 inputs of one, and adds the scaled sums to the
+// totals while the other warpgroup multiplies.
 #pragma once
 
 #include "ops/cuda/barrier.cuh"
@@ -13,7 +13,7 @@
 
 namespace fathom::ops::cuda {
 
-constexpr int kHalfTokens = 64;  // of an instruction
+constexpr int kHalfTokens = 64;  // of a tile of codes, and of an instruction where there are no more
 constexpr int kManyThreads = 3 * kTileThreads;
 constexpr int kCodeTileBytes = kHalfTokens * kCodeRow;
 
@@ -158,14 +158,14 @@ __device__ inline typename Tile<F>::Scale scale_in(const std::byte* scales, int 
   else return reinterpret_cast<const uint2*>(scales + w * ManyShape<F>::kScales)[threadIdx.x % kTileThreads / 4];
 }
 
-// total += acc of a block; scales: of the 64 tokens. As promote(), two scales at a time.
-template <Format F>
-__device__ inline void add_block(const float (&acc)[32], const float* scales, typename Tile<F>::Scale w,
-                                 float (&total)[32]) {
+// total += acc of a block; scales: of the tokens. As promote(), two scales at a time.
+template <Format F, int kTokens>
+__device__ inline void add_block(const float (&acc)[kTokens / 2], const float* scales, typename Tile<F>::Scale w,
+                                 float (&total)[kTokens / 2]) {
   const float lower = Tile<F>::lower(w);
   const float upper = Tile<F>::upper(w);
 #pragma unroll
-  for (int n = 0; n < kHalfTokens / 8; ++n) {
+  for (int n = 0; n < kTokens / 8; ++n) {
     const float2 x = *reinterpret_cast<const float2*>(scales + 8 * n + threadIdx.x % 4 * 2);
     total[4 * n] = fmaf(acc[4 * n], x.x * lower, total[4 * n]);
     total[4 * n + 1] = fmaf(acc[4 * n + 1], x.y * lower, total[4 * n + 1]);
@@ -174,110 +174,69 @@ __device__ inline void add_block(const float (&acc)[32], const float* scales, ty
   }
 }
 
-// Sums of one warpgroup's tiles, a tile's block after the other. While the tensor unit multiplies 64 tokens, the 64
-// before them are added and the next tile's weights are read. stage: of the ring, advanced.
-template <Format F, int kTiles, int kHalves, bool kSegments>
+// Sums of one warpgroup's tiles. stage: of the ring, advanced.
+template <Format F, int kTiles, int kTokens, bool kSegments>
 __device__ __forceinline__ void sum_many(const Job& job, const ManyRing<ManyStage<F, kTiles>>& ring, int& stage,
-                                         float (&out)[kTiles][kHalves][32]) {
+                                         float (&out)[kTiles][kTokens / 2]) {
   using Stage = ManyStage<F, kTiles>;
   using Shape = ManyShape<F>;
   constexpr int kWeightScales = F == Format::kFp8 ? Stage::kFp8Scales : Stage::kFp4Scales;
-  const int first_tile = static_cast<int>(threadIdx.x) / kTileThreads * kTiles;
-  float acc[2][32];
-  float total[kTiles][kHalves][32];
+  constexpr int kSums = kTokens / 2;
+  const int first = static_cast<int>(threadIdx.x) / kTileThreads * kTiles;  // of the block's tiles
+  float acc[kSums];
+  float total[kTiles][kSums];
 #pragma unroll
-  for (int i = 0; i < kTiles * kHalves * 32; ++i) {
-    total[i / 32 / kHalves][i / 32 % kHalves][i % 32] = 0;
-    if (kSegments) out[i / 32 / kHalves][i / 32 % kHalves][i % 32] = 0;
+  for (int i = 0; i < kTiles * kSums; ++i) {
+    total[i / kSums][i % kSums] = 0;
+    if (kSegments) out[i / kSums][i % kSums] = 0;
   }
-  std::uint32_t a[2][kSteps][4];
-  const auto read = [&](const std::byte* from, int m, std::uint32_t (&to)[kSteps][4]) {
-    const auto* const tile = reinterpret_cast<const uint4*>(from + Stage::kWeights + (first_tile + m) * Shape::kTile);
+  std::uint32_t a[kSteps][4];
+  const auto read = [&](const std::byte* from, int m) {
+    const auto* const tile = reinterpret_cast<const uint4*>(from + Stage::kWeights + (first + m) * Shape::kTile);
     uint4 pieces[Tile<F>::kLoads];
 #pragma unroll
     for (int i = 0; i < Tile<F>::kLoads; ++i) pieces[i] = tile[i * kTileThreads + threadIdx.x % kTileThreads];
-    expand_tile<F>(pieces, scale_in<F>(from + kWeightScales, first_tile + m), to);
+    expand_tile<F>(pieces, scale_in<F>(from + kWeightScales, first + m), a);
   };
-  const auto multiply = [&](float (&to)[32], const std::uint32_t (&w)[kSteps][4], const std::byte* from, int half) {
-    const std::uint64_t tokens = tokens_at(from + half * kCodeTileBytes);
-    wgmma_fence();
-#pragma unroll
-    for (int j = 0; j < kSteps; ++j) WgmmaCodes<kHalfTokens>::run(to, w[j], tokens + 2 * j, j);
-    wgmma_commit();
-  };
-  // Of the block that is multiplied, and of the one before.
-  struct At {
-    const std::byte* memory;
-    int segment;
-    bool ends;  // the segment
-  };
-  const auto add = [&](const float (&block)[32], const At& at, int m, int half) {
-    add_block<F>(block, reinterpret_cast<const float*>(at.memory + Stage::kScales) + half * kHalfTokens,
-                 scale_in<F>(at.memory + kWeightScales, first_tile + m), total[m][half]);
-    if constexpr (kSegments) {
-      if (!at.ends) return;
-#pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        float& sum = out[m][half][i];
-        sum = at.segment == 0 ? total[m][half][i] : sum + total[m][half][i];
-        total[m][half][i] = 0;
-      }
-    }
-  };
-  const int units = job.blocks * kTiles;  // tiles' blocks
-  int next_block = 1;
-  const auto at_block = [&](int b, int segment) {
-    const bool ends = kSegments && b + 1 == job.blocks * (segment + 1) / job.segments;
-    return At{ring.at(stage), segment, ends};
-  };
-  At now = at_block(0, 0);
-  At before = now;
+  int segment = 0;
+  int segment_end = job.blocks / job.segments;
   ring.wait_full(stage);
-  read(now.memory, 0, a[0]);
-  for (int u0 = 0; u0 < units; u0 += 2) {
+  read(ring.at(stage), 0);
+  for (int b = 0; b < job.blocks; ++b, ++stage) {
+    const std::byte* const now = ring.at(stage);
 #pragma unroll
-    for (int d = 0; d < 2; ++d) {
-      const int u = u0 + d;
-      if (kTiles == 1 && u >= units) break;
-      const int m = d % kTiles;
-      if (m == 0 && u > 0) {
-        before = now;
-        ++stage;
-        now = at_block(next_block, now.segment + (now.ends ? 1 : 0));
-        ++next_block;
-      }
-      multiply(acc[kHalves == 2 ? 0 : d], a[d], now.memory, 0);
-      constexpr int kLast = kHalves - 1;  // of the unit before, still to be added
-      const auto& last = acc[kHalves == 2 ? 1 : 1 - d];
-      if (m > 0) {
-        add(last, now, m - 1, kLast);
-      } else if (u > 0) {
-        add(last, before, kTiles - 1, kLast);
-        ring.release(stage - 1);
-      }
-      if constexpr (kHalves == 2) multiply(acc[1], a[d], now.memory, 1);
-      if (m + 1 < kTiles) {
-        read(now.memory, m + 1, a[1 - d]);
-      } else if (u + 1 < units) {
-        ring.wait_full(stage + 1);
-        read(ring.at(stage + 1), 0, a[1 - d]);
-      }
-      if constexpr (kHalves == 2) {
-        wgmma_wait<1>();
-        add(acc[0], now, m, 0);
-      }
+    for (int m = 0; m < kTiles; ++m) {
+      wgmma_fence();
+#pragma unroll
+      for (int j = 0; j < kSteps; ++j) WgmmaCodes<kTokens>::run(acc, a[j], tokens_at(now) + 2 * j, j);
+      wgmma_commit();
       wgmma_wait<0>();
+      if (m + 1 < kTiles) {
+        read(now, m + 1);
+      } else if (b + 1 < job.blocks) {
+        ring.wait_full(stage + 1);
+        read(ring.at(stage + 1), 0);
+      }
+      add_block<F, kTokens>(acc, reinterpret_cast<const float*>(now + Stage::kScales),
+                            scale_in<F>(now + kWeightScales, first + m), total[m]);
+    }
+    ring.release(stage);
+    if constexpr (kSegments) {
+      if (b + 1 != segment_end) continue;
+#pragma unroll
+      for (int i = 0; i < kTiles * kSums; ++i) {
+        float& sum = out[i / kSums][i % kSums];
+        float& added = total[i / kSums][i % kSums];
+        sum = segment == 0 ? added : sum + added;
+        added = 0;
+      }
+      ++segment;
+      segment_end = job.blocks * (segment + 1) / job.segments;
     }
   }
-  if (kHalves == 2 || kTiles == 2 || units % 2 == 0) add(acc[1], now, kTiles - 1, kHalves - 1);
-  else add(acc[0], now, kTiles - 1, kHalves - 1);
-  ring.release(stage);
-  ++stage;
   if constexpr (!kSegments) {
 #pragma unroll
-    for (int i = 0; i < kTiles * kHalves * 32; ++i) {
-      out[i / 32 / kHalves][i / 32 % kHalves][i % 32] = total[i / 32 / kHalves][i / 32 % kHalves][i % 32];
-    }
+    for (int i = 0; i < kTiles * kSums; ++i) out[i / kSums][i % kSums] = total[i / kSums][i % kSums];
   }
 }
 
@@ -306,36 +265,36 @@ __device__ inline void halve_tops(float (&top)[kTokens], int& first) {
 }
 
 // tops = the largest magnitudes of the 64 rows that a warpgroup has of every token. z: in order of the registers.
-template <int kHalves>
-__device__ inline void find_tops(const float (&z)[kHalves][32], std::uint32_t* tops) {
-  constexpr int kTokens = 16 * kHalves;  // of a lane: 2 t and + 1 of every 8
+template <int kTokens>
+__device__ inline void find_tops(const float (&z)[kTokens / 2], std::uint32_t* tops) {
+  constexpr int kMine = kTokens / 4;  // of a lane: 2 t and + 1 of every 8
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  float top[kTokens];
+  float top[kMine];
 #pragma unroll
-  for (int q = 0; q < kTokens; ++q) {
-    const float* const of = &z[q / 16][q / 2 % 8 * 4 + q % 2];
+  for (int q = 0; q < kMine; ++q) {
+    const float* const of = &z[q / 2 * 4 + q % 2];
     top[q] = fmaxf(fmaxf(0.0F, fabsf(of[0])), fabsf(of[2]));  // NaNs do not count
   }
   int first = 0;
-  halve_tops<kTokens / 2, 16>(top, first);
-  halve_tops<kTokens / 4, 8>(top, first);
-  halve_tops<kTokens / 8, 4>(top, first);
+  halve_tops<kMine / 2, 16>(top, first);
+  halve_tops<kMine / 4, 8>(top, first);
+  halve_tops<kMine / 8, 4>(top, first);
 #pragma unroll
-  for (int r = 0; r < kTokens / 8; ++r) {
+  for (int r = 0; r < kMine / 8; ++r) {
     const int q = first + r;
     atomicMax(&tops[q / 2 * 8 + lane % 4 * 2 + q % 2], __float_as_uint(top[r]));
   }
 }
 
 // Puts the codes of what SwiGLU left of a tile into memory: a block of 128 inputs of the next product.
-template <int kHalves>
-__device__ void write_codes(const float (&z)[kHalves][32], std::byte* codes, float* scales, Leaving& leaving,
+template <int kTokens>
+__device__ void write_codes(const float (&z)[kTokens / 2], std::byte* codes, float* scales, Leaving& leaving,
                             std::int64_t half_stride) {
   const auto thread = static_cast<int>(threadIdx.x);
-  find_tops<kHalves>(z, leaving.tops);
+  find_tops<kTokens>(z, leaving.tops);
   if (thread == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
   meet_many();
-  if (thread < kHalves * kHalfTokens) {
+  if (thread < kTokens) {
     const float scale = ue8m0(fp8_scale_code(__uint_as_float(leaving.tops[thread])));
     leaving.tops[thread] = 0;
     leaving.scales[thread] = scale;
@@ -346,11 +305,11 @@ __device__ void write_codes(const float (&z)[kHalves][32], std::byte* codes, flo
   const int row = thread / kTileThreads * kTileRows + thread % kTileThreads / kWarp * 16 + thread % kWarp / 4;
   const int place = row % 32 / 8 * 32 + row % 8 / 4 * 16 + row / 32 * 4 + row % 4;  // code_place()
 #pragma unroll
-  for (int n = 0; n < 8 * kHalves; ++n) {
+  for (int n = 0; n < kTokens / 8; ++n) {
     const float2 inverse = *reinterpret_cast<const float2*>(leaving.inverses + 8 * n + 2 * t);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float* const of = &z[n / 8][n % 8 * 4 + i];
+      const float* const of = &z[4 * n + i];
       const float by = i == 0 ? inverse.x : inverse.y;
       const std::uint32_t both = e4m3_pair(__fmul_rn(of[0], by), __fmul_rn(of[2], by));
       std::byte* const token = leaving.codes + n * 8 * kCodeRow + (2 * t + i) * kCodeRow;
@@ -363,7 +322,7 @@ __device__ void write_codes(const float (&z)[kHalves][32], std::byte* codes, flo
   meet_many();
   if (thread != 0) return;
 #pragma unroll
-  for (int half = 0; half < kHalves; ++half) {
+  for (int half = 0; half < kTokens / kHalfTokens; ++half) {
     bulk_store(codes + half * half_stride * kCodeTileBytes, leaving.codes + half * kCodeTileBytes, kCodeTileBytes);
     bulk_store(scales + half * half_stride * kHalfTokens, leaving.scales + half * kHalfTokens, kHalfTokens * 4);
   }
@@ -371,51 +330,59 @@ __device__ void write_codes(const float (&z)[kHalves][32], std::byte* codes, flo
 }
 
 // z = what SwiGLU makes of the sums.
-template <int kHalves>
-__device__ inline void make_z(const Job& job, const Work<true>& work, float (&z)[kHalves][32],
-                              const float (&up)[kHalves][32]) {
-  const int t = static_cast<int>(threadIdx.x) % 4;
+template <int kTokens>
+__device__ inline void make_z(const Job& job, const Work<true>& work, float (&z)[kTokens / 2],
+                              const float (&up)[kTokens / 2]) {
 #pragma unroll
-  for (int n = 0; n < 8 * kHalves; ++n) {
+  for (int n = 0; n < kTokens / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int token = 8 * n + 2 * t + i;
+      const int token = 8 * n + static_cast<int>(threadIdx.x) % 4 * 2 + i;
       const float weight = job.weights != nullptr && token < work.count ? job.weights[work.first + token] : 1.0F;
 #pragma unroll
-      for (int r = i; r < 4; r += 2) {
-        float& v = z[n / 8][n % 8 * 4 + r];
-        const float b = carry_to(up[n / 8][n % 8 * 4 + r], job.carrier);
-        v = carry_to(weight * swiglu(carry_to(v, job.carrier), b, job.limit), job.carrier);
+      for (int r = 4 * n + i; r < 4 * n + 4; r += 2) {
+        const float a = carry_to(z[r], job.carrier);
+        z[r] = carry_to(weight * swiglu(a, carry_to(up[r], job.carrier), job.limit), job.carrier);
       }
     }
   }
 }
 
-template <Format F, bool kGate, int kTiles, int kHalves, bool kSegments>
+// Writes a tile's rows, as write_value() does.
+template <int kTokens>
+__device__ inline void write_sums(const Job& job, const Work<false>& work, int row_tile, const float (&sums)[kTokens / 2]) {
+  const int thread = static_cast<int>(threadIdx.x) % kTileThreads;
+  const int token = thread % 4 * 2;
+  float* y = job.y + (work.first + token) * job.ldy + row_tile * kTileRows + thread / kWarp * 16 + thread % kWarp / 4;
+#pragma unroll
+  for (int n = 0; n < kTokens / 8; ++n, y += 8 * job.ldy) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (8 * n + token + i >= work.count) continue;
+      y[i * job.ldy] = carry_to(sums[4 * n + i], job.carrier);
+      y[i * job.ldy + 8] = carry_to(sums[4 * n + 2 + i], job.carrier);
+    }
+  }
+}
+
+// One tile of up to kTokens tokens.
+template <Format F, bool kGate, int kTiles, int kTokens, bool kSegments>
 __device__ __forceinline__ void multiply_tile(const Job& job, const CodeTiles& to, const ManyTiles<kGate, kTiles>& tiles,
                                               int i, const Work<kGate>& work,
                                               const ManyRing<ManyStage<F, kTiles>>& ring, Leaving* leaving,
                                               int& stage) {
-  const int group = static_cast<int>(threadIdx.x) / kTileThreads;
-  const int warp_row = static_cast<int>(threadIdx.x) % kTileThreads / kWarp * 16;
-  float sums[kTiles][kHalves][32];
-  sum_many<F, kTiles, kHalves, kSegments>(job, ring, stage, sums);
+  float sums[kTiles][kTokens / 2];
+  sum_many<F, kTiles, kTokens, kSegments>(job, ring, stage, sums);
   if constexpr (kGate) {
-    make_z<kHalves>(job, work, sums[0], sums[1]);
+    make_z<kTokens>(job, work, sums[0], sums[1]);
     const std::int64_t at = 2 * static_cast<std::int64_t>(tiles.item(i)) * to.blocks + tiles.slab(i);
-    write_codes<kHalves>(sums[0], const_cast<std::byte*>(to.codes) + at * kCodeTileBytes,
+    write_codes<kTokens>(sums[0], const_cast<std::byte*>(to.codes) + at * kCodeTileBytes,
                          const_cast<float*>(to.scales) + at * kHalfTokens, *leaving, to.blocks);
   } else {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
-      const int row0 = tiles.row_tile(i, group, m) * kTileRows + warp_row;
-#pragma unroll
-      for (int n = 0; n < kHalves * 8; ++n) {
-#pragma unroll
-        for (int v = 0; v < 4; ++v) {
-          write_result<false>(job, work.first, work.count, row0, 8 * n, 0, v, sums[m][n / 8][n % 8 * 4 + v], 0);
-        }
-      }
+      const int row_tile = tiles.row_tile(i, static_cast<int>(threadIdx.x) / kTileThreads, m);
+      if (row_tile < tiles.row_tiles) write_sums<kTokens>(job, work, row_tile, sums[m]);
     }
   }
 }
@@ -428,11 +395,11 @@ __device__ void multiply_many(const Job& job, const CodeTiles& to, int most_item
   int stage = 0;
   for (int i = static_cast<int>(blockIdx.x); i < tiles.count; i += static_cast<int>(gridDim.x)) {
     const Work<kGate> work(job, tiles.item(i), kManyTokens);
-    const auto multiply = [&]<int kHalves>() {
-      multiply_tile<F, kGate, kTiles, kHalves, kSegments>(job, to, tiles, i, work, ring, leaving, stage);
+    const auto multiply = [&]<int kTokens>() {
+      multiply_tile<F, kGate, kTiles, kTokens, kSegments>(job, to, tiles, i, work, ring, leaving, stage);
     };
-    if (work.count > kHalfTokens) multiply.template operator()<2>();
-    else multiply.template operator()<1>();
+    if (work.count > kHalfTokens) multiply.template operator()<kManyTokens>();
+    else multiply.template operator()<kHalfTokens>();
   }
   if (kGate && threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

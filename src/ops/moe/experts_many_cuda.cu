@@ -10,7 +10,7 @@
 namespace fathom::ops::cuda {
 namespace {
 
-constexpr std::int64_t kManyEach = 16;  // tokens of an expert, on average, from which on this is the faster way
+constexpr std::int64_t kManyEach = 16;  // tokens of an expert, on average, that are many whatever their number
 
 // Memory of one call, laid out. Sorted choices come first, then the tokens as the shared expert has them.
 struct Room {
@@ -45,7 +45,7 @@ bool run_many(Context& c, const Experts& op) {
   const std::int64_t tokens = op.x.rows;
   const std::int64_t k = op.experts.cols;
   const std::int64_t choices = tokens * k;
-  if (choices <= kManyEach * op.n_routed) return false;
+  if (tokens < kManyRows && choices <= kManyEach * op.n_routed) return false;
   const std::int64_t most_items = std::min<std::int64_t>(choices, op.n_routed + choices / kManyTokens);
   const Room room(op, most_items);
   std::byte* const base = c.scratch->take(room.pieces.bytes(), c.fault);

@@ -3,8 +3,8 @@
 // a ring in shared memory by bulk copies. Blocks of threads stay and take one tile after another, so that the next
 // tile's copies are on their way while the last is written.
 //
-// A warpgroup has one or two tiles of 64 rows. It multiplies a block of 128 inputs of one, and adds the scaled sums to the
-// totals while the other warpgroup multiplies.
+// A warpgroup has one or two tiles of 64 rows. It multiplies a block of 128 inputs of one, then adds the scaled sums to the
+// totals, while the other warpgroup may multiply.
 #pragma once
 
 #include "ops/cuda/barrier.cuh"
@@ -84,7 +84,45 @@ struct ManyTiles {
   }
 };
 
-// The warp that copies. Every lane has one piece of a stage: tiles of weights, their scales, codes, or scales of those.
+// What one lane of the warp that copies brings of every block of a tile: weights, their scales, codes, or scales of those.
+struct Piece {
+  const std::byte* from = nullptr;    // of block 0; the next block's follow
+  const std::byte* scales = nullptr;  // of an FP8 tile of weights
+  int bytes = 0;                      // none: the lane has nothing
+  int to = 0;                         // place in a stage
+};
+
+// Lanes: tiles of weights, the same tiles' FP4 scales, codes of 64 tokens each, their scales.
+template <Format F, bool kGate, int kTiles>
+__device__ inline Piece piece_of_lane(const Job& job, const CodeTiles& x, const ManyTiles<kGate, kTiles>& tiles, int i,
+                                      const Work<kGate>& work) {
+  using Stage = ManyStage<F, kTiles>;
+  using Shape = ManyShape<F>;
+  constexpr int kWeightTiles = 2 * kTiles;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  if (lane < 2 * kWeightTiles) {
+    const int w = lane % kWeightTiles;
+    const int row_tile = min(tiles.row_tile(i, w / kTiles, w % kTiles), tiles.row_tiles - 1);
+    const WeightView& view = work.w[kGate ? w % kTiles : 0];
+    const std::int64_t at = static_cast<std::int64_t>(row_tile) * job.blocks;
+    if (lane >= kWeightTiles) {
+      return {view.scales + at * Shape::kScales, nullptr, Shape::kScales, Stage::kFp4Scales + w * Shape::kScales};
+    }
+    const std::int64_t scale_at = static_cast<std::int64_t>(row_tile / 2) * job.blocks * (job.scales_f32 ? 4 : 1);
+    return {view.data + at * Shape::kTile, view.scales + scale_at, Shape::kTile, Stage::kWeights + w * Shape::kTile};
+  }
+  const int half = lane % 2;
+  if (lane >= 2 * kWeightTiles + 4 || half * kHalfTokens >= work.count) return {};
+  const std::int64_t at = (2 * static_cast<std::int64_t>(tiles.item(i)) + half) * job.blocks;
+  if (lane < 2 * kWeightTiles + 2) {
+    return {x.codes + at * kCodeTileBytes, nullptr, kCodeTileBytes, half * kCodeTileBytes};
+  }
+  constexpr int kScaleBytes = kHalfTokens * 4;
+  return {reinterpret_cast<const std::byte*>(x.scales) + at * kScaleBytes, nullptr, kScaleBytes,
+          Stage::kScales + half * kScaleBytes};
+}
+
+// The warp that copies.
 template <Format F, bool kGate, int kTiles>
 __device__ void bring_stages(const Job& job, const CodeTiles& x, int most_items,
                              const ManyRing<ManyStage<F, kTiles>>& ring) {
@@ -92,61 +130,30 @@ __device__ void bring_stages(const Job& job, const CodeTiles& x, int most_items,
   using Shape = ManyShape<F>;
   constexpr int kWeightTiles = 2 * kTiles;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const bool has_scale = F == Format::kFp8 && lane < kWeightTiles;
   const ManyTiles<kGate, kTiles> tiles(job, most_items);
   int stage = 0;
   for (int i = static_cast<int>(blockIdx.x); i < tiles.count; i += static_cast<int>(gridDim.x)) {
-    const int item = tiles.item(i);
-    const Work<kGate> work(job, item, kManyTokens);
+    const Work<kGate> work(job, tiles.item(i), kManyTokens);
     const int halves = work.count > kHalfTokens ? 2 : 1;
-    const std::byte* from = nullptr;
-    const std::byte* scale_from = nullptr;
-    int bytes = 0;
-    int to = 0;
-    if (lane < 2 * kWeightTiles) {
-      const int w = lane % kWeightTiles;
-      const int row_tile = min(tiles.row_tile(i, w / kTiles, w % kTiles), tiles.row_tiles - 1);
-      const WeightView& view = work.w[kGate ? w % kTiles : 0];
-      const std::int64_t at = static_cast<std::int64_t>(row_tile) * job.blocks;
-      if (lane < kWeightTiles) {
-        from = view.data + at * Shape::kTile;
-        bytes = Shape::kTile;
-        to = Stage::kWeights + w * Shape::kTile;
-        scale_from = view.scales + static_cast<std::int64_t>(row_tile / 2) * job.blocks * (job.scales_f32 ? 4 : 1);
-      } else {
-        from = view.scales + at * Shape::kScales;
-        bytes = Shape::kScales;
-        to = Stage::kFp4Scales + w * Shape::kScales;
-      }
-    } else if (lane < 2 * kWeightTiles + 4 && lane % 2 < halves) {
-      const int half = lane % 2;
-      const std::int64_t at = (2 * static_cast<std::int64_t>(item) + half) * job.blocks;
-      if (lane < 2 * kWeightTiles + 2) {
-        from = x.codes + at * kCodeTileBytes;
-        bytes = kCodeTileBytes;
-        to = half * kCodeTileBytes;
-      } else {
-        from = reinterpret_cast<const std::byte*>(x.scales + at * kHalfTokens);
-        bytes = kHalfTokens * 4;
-        to = Stage::kScales + half * kHalfTokens * 4;
-      }
-    }
     const int all = kWeightTiles * (Shape::kTile + Shape::kScales) + halves * (kCodeTileBytes + kHalfTokens * 4);
-    float scale = 0;
-    const auto next_scale = [&](int b) {
-      if (F != Format::kFp8 || lane >= kWeightTiles || b >= job.blocks) return;
-      scale = job.scales_f32 ? reinterpret_cast<const float*>(scale_from)[b]
-                             : ue8m0(static_cast<std::uint32_t>(scale_from[b]));
+    const Piece piece = piece_of_lane<F, kGate, kTiles>(job, x, tiles, i, work);
+    const auto scale_of = [&](int b) {
+      if (!has_scale || b >= job.blocks) return 0.0F;
+      return job.scales_f32 ? reinterpret_cast<const float*>(piece.scales)[b]
+                            : ue8m0(static_cast<std::uint32_t>(piece.scales[b]));
     };
-    next_scale(0);
-    for (int b = 0; b < job.blocks; ++b, ++stage, from += bytes) {
+    float scale = scale_of(0);
+    const std::byte* from = piece.from;
+    for (int b = 0; b < job.blocks; ++b, ++stage, from += piece.bytes) {
       ring.wait_empty(stage);
       std::byte* const memory = ring.at(stage);
       std::uint64_t* const full = &ring.full[stage % Stage::kCount];
-      if (bytes > 0) bulk_copy(memory + to, from, bytes, full);
-      if (F == Format::kFp8 && lane < kWeightTiles) reinterpret_cast<float*>(memory + Stage::kFp8Scales)[lane] = scale;
+      if (piece.bytes > 0) bulk_copy(memory + piece.to, from, piece.bytes, full);
+      if (has_scale) reinterpret_cast<float*>(memory + Stage::kFp8Scales)[lane] = scale;
       __syncwarp();
       if (lane == 0) barrier_expect(full, all);
-      next_scale(b + 1);
+      scale = scale_of(b + 1);
     }
   }
 }

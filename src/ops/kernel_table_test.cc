@@ -8,7 +8,9 @@
 namespace fathom::ops {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 LeafSet named(const std::vector<std::string>& names) {
   auto found = leaves_named(names);

@@ -192,7 +192,7 @@ TEST_F(Rows, WindowEntries) {
 TEST_F(Rows, IndexQuery) {
   for (const std::int64_t dim : {64, 128}) {
     for (const std::int32_t heads : {1, 6, 64}) {
-      for (const std::int64_t tokens : {0, 1, 5}) {
+      for (const std::int64_t tokens : sizes({0, 1, 5, 257}, {5})) {
         for (const ops::Numerics n : kAllNumerics) {
           Angles a(tokens, 32);
           Twin<float> q(normal(tokens * heads * dim, 11, 1, n.carrier));

@@ -1,4 +1,4 @@
-// Queries in one launch: one warp a head of either kind; a head alone is the same kernel.
+// Queries in one launch: one warp a head of either kind, or some of the index's; a head alone is the same kernel.
 #include "ops/attention/inputs.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/ops.h"
@@ -52,19 +52,34 @@ __device__ void query_head(const QueryHeads& op, Head h, int dim) {
   }
 }
 
-__device__ void index_head(const IndexQuery& op, Head h, int dim) {
+// Heads [first, first + n) of all of the step.
+template <int n>
+__device__ void index_heads(const IndexQuery& op, std::int64_t first, int dim) {
   const int plain = dim - 2 * static_cast<int>(op.cos.cols);
   const int i = 4 * (static_cast<int>(threadIdx.x) % kWarp);
-  float* q = op.q.data + h.token * op.q.ld + static_cast<std::int64_t>(h.head) * dim;
-  float4 x = i < dim ? load4(q + i) : float4{0, 0, 0, 0};
-  if (i >= plain && i < dim) {
-    rotate4(x, two(op.cos, h.token, i - plain), two(op.sin, h.token, i - plain), op.carrier);
+  float4 x[n];
+#pragma unroll
+  for (int k = 0; k < n; ++k) {
+    const Head h = head_of(first + k, op.heads);
+    const float* q = op.q.data + h.token * op.q.ld + static_cast<std::int64_t>(h.head) * dim;
+    x[k] = i < dim && h.token < op.q.rows ? load4(q + i) : float4{0, 0, 0, 0};
   }
-  x = carry4(hadamard4(x, dim), op.carrier);
-  if (op.quantise) x = fp4_round_trip4(x);
-  if (i < dim) store4(q + i, x);
+#pragma unroll
+  for (int k = 0; k < n; ++k) {
+    const Head h = head_of(first + k, op.heads);
+    if (h.token >= op.q.rows) return;
+    float4 v = x[k];
+    if (i >= plain && i < dim) {
+      rotate4(v, two(op.cos, h.token, i - plain), two(op.sin, h.token, i - plain), op.carrier);
+    }
+    v = carry4(hadamard4(v, dim), op.carrier);
+    if (op.quantise) v = fp4_round_trip4(v);
+    if (i < dim) store4(op.q.data + h.token * op.q.ld + static_cast<std::int64_t>(h.head) * dim + i, v);
+  }
 }
 
+// kIndexHeads: that a warp has under way.
+template <int kIndexHeads>
 __global__ void __launch_bounds__(kThreads)
     queries(QueryHeads main, int dim, int main_blocks, IndexQuery index, int index_dim) {
   await_previous();
@@ -74,8 +89,7 @@ __global__ void __launch_bounds__(kThreads)
     const Head h = head_of(block * kWarps + warp, main.heads);
     if (h.token < main.q.rows) query_head(main, h, dim);
   } else {
-    const Head h = head_of((block - main_blocks) * kWarps + warp, index.heads);
-    if (h.token < index.q.rows) index_head(index, h, index_dim);
+    index_heads<kIndexHeads>(index, ((block - main_blocks) * kWarps + warp) * kIndexHeads, index_dim);
   }
 }
 
@@ -93,6 +107,9 @@ void run_queries(Context& c, const char* name, const QueryHeads* main, const Ind
   int main_blocks = 0;
   int index_dim = 0;
   int index_blocks = 0;
+  // Where they are many, how much a warp has under way is what counts, else how soon it is done.
+  constexpr int kSomeHeads = 4;
+  const int index_heads = index != nullptr && index->q.rows >= 256 ? kSomeHeads : 1;
   if (main != nullptr) {
     dim = dim_of(*main);
     FATHOM_CHECK(dim <= kMostQuads * 4 * kWarp, "heads of a few dims a lane");
@@ -102,9 +119,9 @@ void run_queries(Context& c, const char* name, const QueryHeads* main, const Ind
     index_dim = dim_of(*index);
     FATHOM_CHECK(index_dim <= 4 * kWarp && (index_dim & (index_dim - 1)) == 0,
                  "a Hadamard transform by one warp needs a power of two");
-    index_blocks = ceil_div(index->q.rows * index->heads, kWarps);
+    index_blocks = ceil_div(index->q.rows * index->heads, kWarps * index_heads);
   }
-  launch(c, name, queries, dim3(static_cast<unsigned>(main_blocks + index_blocks)), kThreads, 0,
+  launch(c, name, index_heads == 1 ? queries<1> : queries<kSomeHeads>, dim3(static_cast<unsigned>(main_blocks + index_blocks)), kThreads, 0,
          main != nullptr ? *main : QueryHeads{}, dim, main_blocks, index != nullptr ? *index : IndexQuery{}, index_dim);
 }
 

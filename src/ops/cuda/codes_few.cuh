@@ -21,7 +21,7 @@ inline constexpr int kFewCluster = 2;              // blocks that share the segm
 inline constexpr int kFewWarps = 4 / kFewCluster;  // of a tile, whose rows' segments a block adds up
 inline constexpr int kFewSegments = 8;             // no product has more
 inline constexpr int kFewSlots = 6;                // of a warpgroup's ring, where a multiprocessor has one block
-inline constexpr int kFewSlotsBeside = 3;          // where it has two
+inline constexpr int kFewSlotsBeside = 1;          // beside a list, whose loads under way live in what L1 is left
 inline constexpr int kFewTile = kTileRows * kBlock;  // bytes
 
 struct FewJob {
@@ -43,19 +43,19 @@ struct FewList {
   bool scales_f32;
   int slots;  // of a ring
   Mat<const float> x;
-  Codes codes;  // of x, if they were made
 };
 
 // A block's shared memory, from an address aligned to 1,024 on.
 //   rings   [kFewGroups][slots][kFewTile]
-//   sums    FewSums
+//   sums    float4 [2 turns][kFewSegments][kFewWarps][lanes that have tokens], of a tile
 //   codes   [blocks][kFewTokens][kCodeRow], of the block's blocks of inputs
 //   scales  f32 [blocks][kFewTokens]
-struct FewSums {
-  float4 of[2][kFewSegments][kFewWarps][kWarp];  // of a tile: [turn][segment][warp of the block's rows][lane]
-};
-constexpr std::size_t few_shared(int slots, int blocks) {
-  return 1024 + static_cast<std::size_t>(kFewGroups * slots * kFewTile) + sizeof(FewSums) +
+__host__ __device__ constexpr int few_lanes(int tokens) { return (tokens + 1) / 2 * 8; }
+__host__ __device__ constexpr int few_sums_bytes(int tokens) {  // in whole 1,024
+  return 2 * kFewSegments * kFewWarps * few_lanes(tokens) * static_cast<int>(sizeof(float4));
+}
+constexpr std::size_t few_shared(int slots, int blocks, int tokens) {
+  return 1024 + static_cast<std::size_t>(kFewGroups * slots * kFewTile) + static_cast<std::size_t>(few_sums_bytes(tokens)) +
          static_cast<std::size_t>(blocks) * kFewTokens * (kCodeRow + sizeof(float));
 }
 // Blocks of inputs that a block reads.
@@ -159,22 +159,6 @@ __device__ inline void stage_few(const FewList& list, int begin, int blocks, std
   }
 }
 
-// The same where they have been made.
-__device__ inline void copy_few(const FewList& list, int begin, int blocks, std::byte* codes, float* scales) {
-  constexpr int kPieces = kCodeRow / static_cast<int>(sizeof(uint4));
-  for (int n = 0; n < list.tokens; ++n) {
-    const std::int64_t row = static_cast<std::int64_t>(n) * list.blocks + begin;
-    const auto* const from = reinterpret_cast<const uint4*>(list.codes.data + row * kCodeRow);
-    for (int i = static_cast<int>(threadIdx.x); i < blocks * kPieces; i += kFewThreads) {
-      std::byte* const block = codes + i / kPieces * (kFewTokens * kCodeRow);
-      *reinterpret_cast<uint4*>(block + code_piece(n, i % kPieces)) = from[i];
-    }
-    for (int b = static_cast<int>(threadIdx.x); b < blocks; b += kFewThreads) {
-      scales[b * kFewTokens + n] = list.codes.scales[row + b];
-    }
-  }
-}
-
 // The tile in a slot of the ring into a lane's registers.
 __device__ inline void take_tile(const std::byte* slot, int thread, std::uint32_t (&a)[kSteps][4]) {
   const auto* const pieces = reinterpret_cast<const uint4*>(slot);
@@ -195,19 +179,18 @@ __device__ inline void warpgroup_barrier(int group) {
   else asm volatile("bar.sync 2, %0;" ::"n"(kTileThreads) : "memory");
 }
 
+// Where the sums of a lane of a warp are, tokens 2t and 2t + 1 of rows g and g + 8.
+__device__ inline float4* sums_of(float4* sums, int tokens, int turn, int segment, int warp, int lane) {
+  const int at = (turn % 2 * kFewSegments + segment) * kFewWarps + warp;
+  return sums + at * few_lanes(tokens) + lane % 4 * 8 + lane / 4;
+}
 // A segment's sums of a lane to the block of the cluster that adds up its rows. Lanes without tokens send nothing.
-__device__ inline void send_sums(FewSums& sums, Arrivals& came, int turn, int segment, int tokens,
-                                 const float (&total)[4]) {
+__device__ inline void send_sums(float4* sums, Arrivals& came, int turn, int segment, int tokens, const float (&total)[4]) {
   const int warp = static_cast<int>(threadIdx.x) % kTileThreads / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   if (lane % 4 * 2 >= tokens) return;
-  came.send(&sums.of[turn % 2][segment][warp % kFewWarps][lane], {total[0], total[1], total[2], total[3]},
+  came.send(sums_of(sums, tokens, turn, segment, warp % kFewWarps, lane), {total[0], total[1], total[2], total[3]},
             warp / kFewWarps);
-}
-// Bytes that a block gets of a tile.
-__device__ inline std::uint32_t sums_bytes(int segments, int tokens) {
-  const int lanes = (tokens + 1) / 2 * (kWarp / 4);
-  return static_cast<std::uint32_t>(segments * kFewWarps * lanes) * static_cast<std::uint32_t>(sizeof(float4));
 }
 
 // Result i of a lane of a tile: of row 16 * warp + ..., in order of the registers.
@@ -220,12 +203,15 @@ __device__ inline void write_few(const FewWork& work, int tile, int warp, int la
 }
 
 // Adds the segments of the block's share of a tile's rows, one result a thread.
-__device__ inline void add_segments(const FewSums& sums, const FewWork& work, int turn, int tile, int rank) {
+__device__ inline void add_segments(float4* sums, const FewWork& work, int turn, int tile, int rank) {
   const int lane = static_cast<int>(threadIdx.x) % kTileThreads / 4;
   const int i = static_cast<int>(threadIdx.x) % 4;
   const int warp = static_cast<int>(threadIdx.x) / kTileThreads;
   if (warp >= kFewWarps) return;
-  const auto sum = [&](int s) { return reinterpret_cast<const float*>(&sums.of[turn % 2][s][warp][lane])[i]; };
+  if (lane % 4 * 2 >= work.list.tokens) return;
+  const auto sum = [&](int s) {
+    return reinterpret_cast<const float*>(sums_of(sums, work.list.tokens, turn, s, warp, lane))[i];
+  };
   float v = sum(0);
 #pragma unroll 1
   for (int s = 1; s < work.list.segments; ++s) v += sum(s);
@@ -265,8 +251,8 @@ __device__ inline void run_few(const FewList& list, int block, int n_blocks, voi
   auto* const rings = reinterpret_cast<std::byte(*)[kFewTile]>(base);
   auto* const ring = rings + group * list.slots;
   std::byte* const behind = rings[kFewGroups * list.slots];
-  FewSums& sums = *reinterpret_cast<FewSums*>(behind);
-  std::byte* const codes = behind + sizeof(FewSums);
+  auto* const sums = reinterpret_cast<float4*>(behind);
+  std::byte* const codes = behind + few_sums_bytes(list.tokens);
   auto* const x_scales = reinterpret_cast<float*>(codes + (block_end - block_begin) * kFewTokens * kCodeRow);
 
   FewFeeder feeder(work, ring, full[group]);
@@ -287,8 +273,7 @@ __device__ inline void run_few(const FewList& list, int block, int n_blocks, voi
     arrive_at_cluster_early();
   }
   await_results();
-  if (list.codes.data == nullptr) stage_few(list, block_begin, block_end - block_begin, codes, x_scales);
-  else copy_few(list, block_begin, block_end - block_begin, codes, x_scales);
+  stage_few(list, block_begin, block_end - block_begin, codes, x_scales);
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
   __syncthreads();
   if (kSplit) await_cluster();
@@ -339,7 +324,7 @@ __device__ inline void run_few(const FewList& list, int block, int n_blocks, voi
     for (int tile = first; tile < last; ++tile) {
       const int turn = tile - first;
       Arrivals& all = came[turn % 2];
-      if (threadIdx.x == 0) all.expect(sums_bytes(list.segments, list.tokens));
+      if (threadIdx.x == 0) all.expect(static_cast<std::uint32_t>(few_sums_bytes(list.tokens) / (2 * kFewSegments) * list.segments));
       for (int s = segment; s < end_segment; ++s) {
         add_run(begin_of(s), begin_of(s + 1), total);
         send_sums(sums, all, turn, s, list.tokens, total);

@@ -9,11 +9,12 @@ constexpr std::size_t kMostShared = std::size_t{220} << 10;  // of a block
 
 int segments_in_few(const Weight& w) { return code_segments(w, /*expert=*/false); }
 
-std::size_t shared_of(const Weight& w, int slots) {
-  return few_shared(slots, few_blocks(static_cast<int>(w.cols / kBlock), segments_in_few(w)));
+std::size_t shared_of(const Weight& w, int slots, std::int64_t tokens) {
+  const int blocks = few_blocks(static_cast<int>(w.cols / kBlock), segments_in_few(w));
+  return few_shared(slots, blocks, static_cast<int>(tokens));
 }
 
-FewList list_of(std::span<const Matmul> products, Mat<const float> x, const Codes& codes) {
+FewList list_of(std::span<const Matmul> products, Mat<const float> x) {
   FATHOM_CHECK(!products.empty() && products.size() <= kFewJobs, "a list that fits");
   const Weight& w = products[0].w;
   FewList list{.jobs = {},
@@ -24,8 +25,7 @@ FewList list_of(std::span<const Matmul> products, Mat<const float> x, const Code
                .tokens = static_cast<int>(x.rows),
                .scales_f32 = w.scale_dtype == DType::kF32,
                .slots = kFewSlots,
-               .x = x,
-               .codes = codes};
+               .x = x};
   for (std::size_t i = 0; i < products.size(); ++i) {
     const Matmul& m = products[i];
     FATHOM_CHECK(m.groups == 1 && meet_in_codes_few(m.w, w), "products that meet");
@@ -65,28 +65,26 @@ void run_beside(Context& c, const char* name, FewList few, std::size_t few_share
 
 bool takes_codes_few(const Weight& w, Mat<const float> x) {
   return w.dtype == DType::kF8E4M3 && x.rows <= kFewTokens && x.ld % 4 == 0 &&
-         reinterpret_cast<std::uintptr_t>(x.data) % sizeof(float4) == 0 && shared_of(w, kFewSlots) <= kMostShared;
+         reinterpret_cast<std::uintptr_t>(x.data) % sizeof(float4) == 0 && shared_of(w, kFewSlots, x.rows) <= kMostShared;
 }
-
-bool makes_codes_first(Mat<const float> x) { return x.rows > 2; }
 
 bool meet_in_codes_few(const Weight& a, const Weight& b) {
   return a.cols == b.cols && segments_in_few(a) == segments_in_few(b) && a.scale_dtype == b.scale_dtype;
 }
 
-void run_codes_few(Context& c, const char* name, std::span<const Matmul> products, Mat<const float> x, const Codes& codes,
+void run_codes_few(Context& c, const char* name, std::span<const Matmul> products, Mat<const float> x,
                    std::span<const Product> others) {
-  const FewList list = list_of(products, x, codes);
+  const FewList list = list_of(products, x);
   const Weight& w = products[0].w;
   if (!others.empty()) {
-    run_beside(c, name, list, shared_of(w, kFewSlotsBeside), others);
+    run_beside(c, name, list, shared_of(w, kFewSlotsBeside, x.rows), others);
     return;
   }
   const bool split = list.segments > 1;
   const int cluster = split ? kFewCluster : 1;
   const auto n = static_cast<unsigned>(std::min(list.tiles, c.multiprocessors / cluster) * cluster);
   const auto go = [&](auto kernel) {
-    launch_clusters(c, name, kernel, dim3(n), cluster, kFewThreads, shared_of(w, kFewSlots), list);
+    launch_clusters(c, name, kernel, dim3(n), cluster, kFewThreads, shared_of(w, kFewSlots, x.rows), list);
   };
   if (split) go(codes_few<true>);
   else go(codes_few<false>);

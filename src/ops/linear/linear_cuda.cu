@@ -246,17 +246,10 @@ bool few_codes(const Linear& op) { return op.groups == 1 && takes_codes_few(op.w
 
 // Products of packed weights for few tokens, those that meet in one launch, and with the first of them the others, of BF16.
 void run_codes_of_few(Context& c, std::vector<Linear> ops, std::span<const Linear> others) {
-  Pieces pieces;
-  std::vector<std::size_t> places;
-  for (const Linear& op : ops) {
-    places.push_back(pieces.add<std::byte>(static_cast<std::int64_t>(codes_bytes(op.x.rows, op.x.cols))));
-  }
-  const std::size_t planes = pieces.add<std::byte>(static_cast<std::int64_t>(list_bytes(others)));
-  std::byte* const base = c.scratch->take(pieces.bytes(), c.fault);
   std::array<Product, kListJobs> products;
   std::span<const Product> beside;
-  if (!others.empty()) beside = list_of(c, others, base + planes, products);
-  for (std::size_t next = 0; !ops.empty(); ++next) {
+  if (!others.empty()) beside = list_of(c, others, c.scratch->take(list_bytes(others), c.fault), products);
+  while (!ops.empty()) {
     const Linear first = ops[0];
     std::vector<Matmul> now;
     std::vector<Linear> later;
@@ -266,9 +259,7 @@ void run_codes_of_few(Context& c, std::vector<Linear> ops, std::span<const Linea
       if (!meets || now.size() == kFewJobs) later.push_back(op);
       else now.push_back({.w = op.w, .x = {}, .rows = op.x.rows, .y = op.y, .carrier = op.carrier});
     }
-    Codes codes;
-    if (makes_codes_first(first.x)) codes = make_codes(c, first.x, base + places[next]);
-    run_codes_few(c, "linears", now, first.x, codes, beside);
+    run_codes_few(c, "linears", now, first.x, beside);
     beside = {};
     ops = later;
   }

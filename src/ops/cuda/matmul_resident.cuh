@@ -53,7 +53,7 @@ struct ResidentPart {
 
 #if FATHOM_WGMMA
 
-// Reads a lane's share of rows g and g + 8, block by block.
+// Reads a lane's share of rows g and g + 8 of a tile.
 template <Format F>
 struct ResidentReader {
   static constexpr int kPieces = F == Format::kBf16 ? 4 : 2;  // of 16 bytes, of a row and block
@@ -75,21 +75,19 @@ struct ResidentReader {
       scales[r] = w.scales + (at / quant::kWeightBlock * job.scale_stride + block) * (job.scales_f32 ? 4 : 1);
     }
   }
-  __device__ Block next(bool scales_f32) {
+  __device__ Block load(int block, bool scales_f32) const {
     Block b;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         constexpr int kHalf = kPieces / 2;
-        b.v[r][i] = read16(data[r] + i / kHalf * (kBytes / 2) + i % kHalf * 16);
+        b.v[r][i] = read16(data[r] + block * kBytes + i / kHalf * (kBytes / 2) + i % kHalf * 16);
       }
-      data[r] += kBytes;
       b.scale[r] = 0;
       if constexpr (F == Format::kFp8) {
-        b.scale[r] = scales_f32 ? *reinterpret_cast<const std::uint32_t*>(scales[r])
-                                : static_cast<std::uint32_t>(*scales[r]);
-        scales[r] += scales_f32 ? 4 : 1;
+        b.scale[r] = scales_f32 ? reinterpret_cast<const std::uint32_t*>(scales[r])[block]
+                                : static_cast<std::uint32_t>(scales[r][block]);
       }
     }
     return b;
@@ -172,7 +170,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1) resident(const __grid_con
   typename Reader::Block blocks[kAhead];
 #pragma unroll
   for (int d = 0; d < kAhead; ++d) {
-    if (d < end - begin) blocks[d] = reader.next(scales_f32);
+    if (d < end - begin) blocks[d] = reader.load(d, scales_f32);
   }
   await_results();
   stage_segment<kN>(job, part_of.group, begin, end, staged);
@@ -192,6 +190,7 @@ __global__ void __launch_bounds__(kResidentThreads, 1) resident(const __grid_con
 #pragma unroll 1
   for (; tile < of.tiles; tile += step) {
     const bool more = tile + step < of.tiles;
+    const Reader next = reader_of(more ? tile + step : tile);
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) sum[i] = 0;
     const int count = end - begin;
@@ -206,14 +205,15 @@ __global__ void __launch_bounds__(kResidentThreads, 1) resident(const __grid_con
           expand(blocks[d], 1);
           const float scale[2] = {Reader::scale(blocks[d], 0, scales_f32), Reader::scale(blocks[d], 1, scales_f32)};
           multiply(b, 1);
-          if (b + kAhead == count && more) reader = reader_of(tile + step);
-          if (b + kAhead < count || more) blocks[d] = reader.next(scales_f32);
+          if (b + kAhead < count) blocks[d] = reader.load(b + kAhead, scales_f32);
+          else if (more) blocks[d] = next.load(d, scales_f32);
           wgmma_wait<0>();
 #pragma unroll
           for (int i = 0; i < kN / 2; ++i) sum[i] = fmaf(part[i], scale[i / 2 % 2], sum[i]);
         }
       }
     }
+    reader = next;
     float4* const to = of.sums + (static_cast<std::int64_t>(number) * of.tiles + tile) * (kN / 8) * 128 + thread;
 #pragma unroll
     for (int n = 0; n < kN / 8; ++n) to[n * 128] = {sum[4 * n], sum[4 * n + 1], sum[4 * n + 2], sum[4 * n + 3]};

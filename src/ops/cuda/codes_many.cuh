@@ -13,7 +13,8 @@
 
 namespace fathom::ops::cuda {
 
-constexpr int kHalfTokens = 64;  // of a tile of codes, and of an instruction where there are no more
+constexpr int kHalfTokens = 64;    // of a tile of codes, and of an instruction where there are no more
+constexpr int kFewestTokens = 32;  // of an instruction
 constexpr int kManyThreads = 3 * kTileThreads;
 constexpr int kCodeTileBytes = kHalfTokens * kCodeRow;
 
@@ -329,7 +330,7 @@ __device__ void write_codes(const float (&z)[kTokens / 2], std::byte* codes, flo
   meet_many();
   if (thread != 0) return;
 #pragma unroll
-  for (int half = 0; half < kTokens / kHalfTokens; ++half) {
+  for (int half = 0; half < (kTokens + kHalfTokens - 1) / kHalfTokens; ++half) {
     bulk_store(codes + half * half_stride * kCodeTileBytes, leaving.codes + half * kCodeTileBytes, kCodeTileBytes);
     bulk_store(scales + half * half_stride * kHalfTokens, leaving.scales + half * kHalfTokens, kHalfTokens * 4);
   }
@@ -406,7 +407,8 @@ __device__ void multiply_many(const Job& job, const CodeTiles& to, int most_item
       multiply_tile<F, kGate, kTiles, kTokens, kSegments>(job, to, tiles, i, work, ring, leaving, stage);
     };
     if (work.count > kHalfTokens) multiply.template operator()<kManyTokens>();
-    else multiply.template operator()<kHalfTokens>();
+    else if (work.count > kFewestTokens) multiply.template operator()<kHalfTokens>();
+    else multiply.template operator()<kFewestTokens>();
   }
   if (kGate && threadIdx.x == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

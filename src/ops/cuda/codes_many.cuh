@@ -60,6 +60,7 @@ struct ManyRing {
   __device__ void wait_full(int s) const { barrier_wait(&full[s % Stage::kCount], s / Stage::kCount % 2); }
   __device__ void wait_empty(int s) const { barrier_wait(&empty[s % Stage::kCount], (s / Stage::kCount + 1) % 2); }
   __device__ void release(int s) const {
+    __syncwarp();  // all lanes have read
     if (threadIdx.x % kWarp == 0) barrier_arrive(&empty[s % Stage::kCount]);
   }
 };

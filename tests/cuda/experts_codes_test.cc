@@ -55,17 +55,18 @@ struct PackedStep {
 std::vector<float> run(ops::Backend& backend, const PackedModel& m, PackedStep& s, bool here, Carrier carrier,
                        std::int64_t first, std::int64_t n) {
   auto y = Twin<float>::poisoned(n * m.d);
-  backend.experts({.x = (here ? s.x.on_device(s.tokens, m.d) : s.x.on_host(s.tokens, m.d)).slice(first, n),
-                   .routed = here ? m.table.device() : m.on_host.data(),
-                   .n_routed = static_cast<std::int32_t>(m.on_host.size()),
-                   .routed_like = here ? m.on_device.front() : m.on_host.front(),
-                   .shared = here ? m.shared.on_device() : m.shared.on_host(),
-                   .experts = (here ? s.experts.on_device(s.tokens, s.k) : s.experts.on_host(s.tokens, s.k)).slice(first, n),
-                   .weights = (here ? s.weights.on_device(s.tokens, s.k) : s.weights.on_host(s.tokens, s.k)).slice(first, n),
-                   .swiglu_limit = 10,
-                   .quantise = true,
-                   .y = here ? y.on_device(n, m.d) : y.on_host(n, m.d),
-                   .carrier = carrier});
+  backend.experts(
+      {.x = (here ? s.x.on_device(s.tokens, m.d) : s.x.on_host(s.tokens, m.d)).slice(first, n),
+       .routed = here ? m.table.device() : m.on_host.data(),
+       .n_routed = static_cast<std::int32_t>(m.on_host.size()),
+       .routed_like = here ? m.on_device.front() : m.on_host.front(),
+       .shared = here ? m.shared.on_device() : m.shared.on_host(),
+       .experts = (here ? s.experts.on_device(s.tokens, s.k) : s.experts.on_host(s.tokens, s.k)).slice(first, n),
+       .weights = (here ? s.weights.on_device(s.tokens, s.k) : s.weights.on_host(s.tokens, s.k)).slice(first, n),
+       .swiglu_limit = 10,
+       .quantise = true,
+       .y = here ? y.on_device(n, m.d) : y.on_host(n, m.d),
+       .carrier = carrier});
   EXPECT_TRUE(backend.finish());
   return here ? y.fetch() : y.host();
 }
@@ -94,7 +95,8 @@ void expect_own_results(ops::Backend& device, const PackedModel& m, const std::v
     for (const std::int64_t first : {std::int64_t{0}, kMany - n}) {
       const std::vector<float> want(whole.begin() + first * m.d, whole.begin() + (first + n) * m.d);
       EXPECT_TRUE(run(device, m, s, true, carrier, first, n) == want)
-          << n << " tokens from " << first << " of " << m.d << " by " << m.inner << ", " << (carrier == Carrier::kBf16 ? "BF16" : "F32");
+          << n << " tokens from " << first << " of " << m.d << " by " << m.inner << ", "
+          << (carrier == Carrier::kBf16 ? "BF16" : "F32");
     }
   }
 }
@@ -126,7 +128,8 @@ TEST_F(ExpertsCodes, LikeTheReference) {
     const auto want = run(reference(), m, s, false, Carrier::kBf16, 0, tokens);
     double size = 0;
     for (const float v : want) size += std::fabs(v) / static_cast<double>(want.size());
-    // A value of z on the border of its quantiser moves a whole row a little, and sums of FP8 tensor units move more of them.
+    // A value of z on the border of its quantiser moves a whole row a little, and sums of FP8 tensor units move more of
+    // them.
     EXPECT_TRUE(close(got, want, {size / 32, 1.0 / 64}, want.size() / 200)) << tokens;
   }
 }

@@ -66,8 +66,9 @@ __device__ void make_plan_in_block(Mat<const std::int32_t> experts, Mat<const fl
 #endif  // FATHOM_WGMMA
 
 // The first block makes the plan, a warp of the others codes of a block of x.
-__global__ void __launch_bounds__(kThreads) prepare(Mat<const std::int32_t> experts, Mat<const float> weights, Plan plan,
-                                                    Mat<const float> x, int blocks, std::uint8_t* data, float* scales) {
+__global__ void __launch_bounds__(kThreads)
+    prepare(Mat<const std::int32_t> experts, Mat<const float> weights, Plan plan, Mat<const float> x, int blocks,
+            std::uint8_t* data, float* scales) {
 #if FATHOM_WGMMA
   await_previous();
   if (blockIdx.x == 0) {
@@ -87,9 +88,9 @@ __global__ void __launch_bounds__(kThreads) prepare(Mat<const std::int32_t> expe
 }
 
 // Codes of z, a warp a block. ab: [rows, 2, blocks * 128]; weights: of the rows before `shared`, the others have 1.
-__global__ void __launch_bounds__(kThreads) gated_codes(const float* ab, const float* weights, int rows, int shared,
-                                                        int blocks, float limit, Carrier carrier, std::uint8_t* data,
-                                                        float* scales) {
+__global__ void __launch_bounds__(kThreads)
+    gated_codes(const float* ab, const float* weights, int rows, int shared, int blocks, float limit, Carrier carrier,
+                std::uint8_t* data, float* scales) {
 #if FATHOM_WGMMA
   await_previous();
   const int i = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / kWarp;
@@ -204,8 +205,8 @@ bool run_codes_few(Context& c, const Experts& op) {
   down.out = floats(results);
 
   if (!one) {
-    launch(c, "experts_prepare", prepare, dim3(1 + blocks_for(tokens, d)), kThreads, 0, op.experts, op.weights, plan, op.x,
-           gate.blocks, const_cast<std::uint8_t*>(gate.x.data), const_cast<float*>(gate.x.scales));
+    launch(c, "experts_prepare", prepare, dim3(1 + blocks_for(tokens, d)), kThreads, 0, op.experts, op.weights, plan,
+           op.x, gate.blocks, const_cast<std::uint8_t*>(gate.x.data), const_cast<float*>(gate.x.scales));
   }
   run_product<true>(c, "experts_gate", gate);
   if (!one) {

@@ -1,6 +1,7 @@
 // Products of packed FP8 weights for 1 to 8 tokens: lists of them, beside BF16 ones, have the bits of one product for more
 // tokens.
-#include <algorithm>
+#include <cstring>
+#include <string>
 
 #include "cuda/weights.h"
 
@@ -20,6 +21,19 @@ struct Shape {
 
 std::vector<float> first_tokens(const std::vector<float>& all, std::int64_t first, std::int64_t n, std::int64_t rows) {
   return {all.begin() + first * rows, all.begin() + (first + n) * rows};
+}
+
+// Where the first results differ, or nothing.
+std::string difference(const std::vector<float>& got, const std::vector<float>& want, std::int64_t rows) {
+  std::string text;
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (std::memcmp(&got[i], &want[i], sizeof(float)) == 0 || ++n > 4) continue;
+    const auto at = static_cast<std::int64_t>(i);
+    text += "token " + std::to_string(at / rows) + " row " + std::to_string(at % rows) + ": " + std::to_string(got[i]) +
+            ", expected " + std::to_string(want[i]) + "; ";
+  }
+  return n == 0 ? "" : text + std::to_string(n) + " differ";
 }
 
 // Rows [first, first + tokens) of x times every weight at once.
@@ -62,7 +76,7 @@ TEST_F(CodesFew, ListsHaveTheBitsOfManyTokens) {
     for (std::int64_t tokens = 1; tokens <= kFew; ++tokens) {
       const auto few = products(device(), weights, x.on_device(kMany, s.cols).slice(2, tokens));
       for (std::size_t i = 0; i < few.size(); ++i) {
-        EXPECT_TRUE(few[i] == first_tokens(many[i], 2, tokens, s.rows[i]))
+        EXPECT_EQ(difference(few[i], first_tokens(many[i], 2, tokens, s.rows[i]), s.rows[i]), "")
             << "product " << i << " of [" << s.rows[i] << ", " << s.cols << "], " << tokens << " tokens";
       }
     }
@@ -82,7 +96,7 @@ TEST_F(CodesFew, BesideBf16) {
       const auto few = products(device(), weights, x.on_device(kMany, cols).slice(5, tokens));
       for (std::size_t i = 0; i < few.size(); ++i) {
         const std::int64_t rows = weights[i].on_device().rows;
-        EXPECT_TRUE(few[i] == first_tokens(many[i], 5, tokens, rows)) << i << " of " << cols << ", " << tokens << " tokens";
+        EXPECT_EQ(difference(few[i], first_tokens(many[i], 5, tokens, rows), rows), "") << i << " of " << cols << ", " << tokens << " tokens";
       }
     }
   }

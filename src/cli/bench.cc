@@ -132,7 +132,7 @@ void print(const Report& r) {
   if (r.on_host && r.weight_bytes < kCacheSized)
     fmt::print("The weights fit in this processor's caches: memory is no limit to them.\n");
   if (estimated) {
-    fmt::print("The estimate scales a decode step by the bytes that all layers read, a prompt by their parameters.\n");
+    fmt::print("The estimate scales a decode step by the bytes that all layers read, a prompt by the products it takes.\n");
   }
 }
 
@@ -219,6 +219,12 @@ Result<checkpoint::Checkpoint> open_or_make(const Options& o, ThreadPool& pool, 
   return make_synthetic(o.synthetic, pool, /*one_expert=*/!report.on_host);
 }
 
+// Parameters that a prompt is multiplied with, each as often as it is; the head sees the last token alone.
+double prompt_parameters(const checkpoint::Inventory& inventory, std::int32_t tokens) {
+  const double head = inventory.of(checkpoint::Group::kHead).token_parameters;
+  return tokens * (inventory.active_parameters() - head) + head;
+}
+
 Result<> run_cases(const Options& o, BenchCases& bench, const checkpoint::ModelConfig& full,
                    const checkpoint::Inventory& here, const checkpoint::Inventory& all, Report& report) {
   ProgressBar progress("cases", ProgressUnit::kCount);
@@ -226,7 +232,7 @@ Result<> run_cases(const Options& o, BenchCases& bench, const checkpoint::ModelC
   const bool estimate = report.all_layers > report.layers;
   for (const std::int32_t tokens : o.prefill) {
     FATHOM_ASSIGN(BenchRow row, bench.prefill(tokens, o.operations));
-    if (estimate) row.full_seconds = row.seconds * all.active_parameters() / here.active_parameters();
+    if (estimate) row.full_seconds = row.seconds * prompt_parameters(all, tokens) / prompt_parameters(here, tokens);
     report.rows.push_back(row);
     progress.update(report.rows.size(), cases);
   }

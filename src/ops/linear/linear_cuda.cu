@@ -4,12 +4,10 @@
 #include <vector>
 
 #include "ops/cuda/codes.h"
-#include "ops/cuda/codes_few.h"
-#include "ops/cuda/codes_many.h"
-#include "ops/cuda/codes_some.h"
 #include "ops/cuda/launch.cuh"
 #include "ops/cuda/matmul.h"
 #include "ops/cuda/ops.h"
+#include "ops/linear/linear_cuda.h"
 
 namespace fathom::ops::cuda {
 namespace {
@@ -37,7 +35,8 @@ bool same_planes(const Linear& a, const Linear& b) {
          order_for(a.w) == order_for(b.w);
 }
 
-// Bytes that list_of takes.
+}  // namespace
+
 std::size_t list_bytes(std::span<const Linear> ops) {
   Pieces pieces;
   for (const Linear& op : ops) {
@@ -47,7 +46,6 @@ std::size_t list_bytes(std::span<const Linear> ops) {
   return pieces.bytes();
 }
 
-// Products of few tokens for one launch, FP8 weights first; inputs that are made into planes before go to `base`.
 std::span<const Product> list_of(Context& c, std::span<const Linear> ops, std::byte* base,
                                  std::array<Product, kListJobs>& products) {
   std::array<std::size_t, kListJobs> planes{};  // where an operation's planes are
@@ -83,6 +81,8 @@ std::span<const Product> list_of(Context& c, std::span<const Linear> ops, std::b
   }
   return std::span(products).first(n);
 }
+
+namespace {
 
 void run_listed(Context& c, std::span<const Linear> ops) {
   std::array<Product, kListJobs> products;
@@ -127,81 +127,6 @@ void run_residents(Context& c, std::span<const Linear> ops) {
   run_resident(c, "linears", std::span(products).first(ops.size()), base + sums);
 }
 
-bool has_many(const Linear& op) { return op.x.rows >= kManyRows && op.groups == 1; }
-
-// Products of packed weights with many tokens.
-void run_many(Context& c, std::span<const Linear> ops) {
-  const auto first_like = [&](std::size_t i) {
-    std::size_t j = 0;
-    while (ops[j].x.data != ops[i].x.data || ops[j].x.cols != ops[i].x.cols) ++j;
-    return j;
-  };
-  std::vector<std::size_t> places(ops.size());
-  Pieces pieces;
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    const Mat<const float>& x = ops[i].x;
-    if (first_like(i) == i) {
-      places[i] = pieces.add<std::byte>(static_cast<std::int64_t>(code_tiles_bytes({.rows = x.rows}, x.cols)));
-    }
-  }
-  std::byte* const base = c.scratch->take(pieces.bytes(), c.fault);
-  std::vector<CodeTiles> tiles(ops.size());
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    const Linear& op = ops[i];
-    FATHOM_CHECK(op.quantise_x, "a weight packed for quantised inputs gets them");
-    const std::size_t j = first_like(i);
-    tiles[i] = j < i ? tiles[j] : make_code_tiles(c, op.x, {.rows = op.x.rows}, base + places[i]);
-    run_codes_many(c, "linear",
-                   {.m = {.w = op.w, .x = {}, .rows = op.x.rows, .y = op.y, .carrier = op.carrier}, .x = {}}, tiles[i]);
-  }
-}
-
-// 9 to 64 tokens: products[i] and those after it of the same codes that go into its launch, which are marked done.
-void run_some(Context& c, std::span<const CodesProduct> products, std::size_t i, std::vector<bool>& done) {
-  std::vector<CodesProduct> alike;
-  for (std::size_t j = i; j < products.size() && alike.size() < kSomeJobs; ++j) {
-    const CodesProduct& p = products[j];
-    if (done[j] || p.m.groups != 1 || p.x.data != products[i].x.data || !takes_codes_some(p.m.w, p.m.rows) ||
-        code_segments(p.m.w, p.expert) != code_segments(products[i].m.w, products[i].expert))
-      continue;
-    alike.push_back(p);
-    done[j] = true;
-  }
-  run_codes_some(c, "linears", alike);
-}
-
-// Products of packed weights.
-void run_codes(Context& c, std::span<const Linear> ops) {
-  const auto first_like = [&](std::size_t i) {
-    std::size_t j = 0;
-    while (ops[j].x.data != ops[i].x.data || ops[j].x.cols != ops[i].x.cols) ++j;
-    return j;
-  };
-  std::vector<std::size_t> places(ops.size());
-  Pieces pieces;
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    const std::size_t j = first_like(i);
-    const Mat<const float>& x = ops[i].x;
-    places[i] = j < i ? places[j] : pieces.add<std::byte>(static_cast<std::int64_t>(codes_bytes(x.rows, x.cols)));
-  }
-  std::byte* const base = c.scratch->take(pieces.bytes(), c.fault);
-  std::vector<CodesProduct> products(ops.size());
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    const Linear& op = ops[i];
-    FATHOM_CHECK(op.quantise_x, "a weight packed for quantised inputs gets them");
-    const std::size_t j = first_like(i);
-    products[i] = {
-        .m = {.w = op.w, .groups = op.groups, .x = {}, .rows = op.x.rows, .y = op.y, .carrier = op.carrier},
-        .x = j < i ? products[j].x : make_codes(c, op.x, base + places[i])};
-  }
-  std::vector<bool> done(ops.size());
-  for (std::size_t i = 0; i < ops.size(); ++i) {
-    if (done[i]) continue;
-    if (products[i].m.groups == 1 && takes_codes_some(ops[i].w, ops[i].x.rows)) run_some(c, products, i, done);
-    else run_codes_plain(c, "linear", products[i]);
-  }
-}
-
 // Many tokens: a launch each, beside one another; planes are made once for all that read the same.
 void run_apart(Context& c, std::span<const Linear> ops) {
   const auto order = [&](const Linear& op) { return order_for(c, op.w, values_of(op), op.x.rows, op.groups); };
@@ -242,40 +167,13 @@ void run_apart(Context& c, std::span<const Linear> ops) {
   if (products.size() > 1) c.meet();
 }
 
-bool few_codes(const Linear& op) { return op.groups == 1 && takes_codes_few(op.w, op.x); }
-
-// Products of packed weights for few tokens, those that meet in one launch, and with the first of them the others, of BF16.
-void run_codes_of_few(Context& c, std::vector<Linear> ops, std::span<const Linear> others) {
-  std::array<Product, kListJobs> products;
-  std::span<const Product> beside;
-  if (!others.empty()) beside = list_of(c, others, c.scratch->take(list_bytes(others), c.fault), products);
-  while (!ops.empty()) {
-    const Linear first = ops[0];
-    std::vector<Matmul> now;
-    std::vector<Linear> later;
-    for (const Linear& op : ops) {
-      FATHOM_CHECK(op.quantise_x, "a weight packed for quantised inputs gets them");
-      const bool meets = op.x.data == first.x.data && op.x.ld == first.x.ld && meet_in_codes_few(op.w, first.w);
-      if (!meets || now.size() == kFewJobs) later.push_back(op);
-      else now.push_back({.w = op.w, .x = {}, .rows = op.x.rows, .y = op.y, .carrier = op.carrier});
-    }
-    run_codes_few(c, "linears", now, first.x, beside);
-    beside = {};
-    ops = later;
-  }
-}
-
 }  // namespace
 
 void run(Context& c, const Linear& op) {
   check_here(op);
   if (op.x.rows == 0) return;
-  if (takes_codes(c, op.w) && few_codes(op)) {
-    run_codes_of_few(c, {op}, {});
-    return;
-  }
   if (takes_codes(c, op.w)) {
-    has_many(op) ? run_many(c, {&op, 1}) : run_codes(c, {&op, 1});
+    run_packed(c, {&op, 1});
     return;
   }
   if (listed(op)) {
@@ -303,7 +201,7 @@ bool all_resident(const Context& c, std::span<const Linear> ops) {
          });
 }
 
-// None is packed. The last meets the others, which are on branches.
+// None is packed. They are on branches.
 void run_beside(Context& c, std::span<const Linear> ops) {
   if (all_listed(ops)) {
     c.beside([&] { run_listed(c, ops); });
@@ -334,17 +232,12 @@ void run(Context& c, std::span<const Linear> ops) {
     if (!others.empty()) run_listed(c, others);
     return;
   }
-  if (!packed.empty() && std::all_of(packed.begin(), packed.end(), few_codes) && all_listed(others) &&
-      std::all_of(others.begin(), others.end(), [](const Linear& op) { return op.w.dtype == DType::kBf16; })) {
-    run_codes_of_few(c, packed, others);
-    return;
-  }
+  if (all_listed(others) && run_packed_with(c, packed, others)) return;
   const bool many_others = std::none_of(others.begin(), others.end(), [&](const Linear& op) {
     return listed(op) || takes_resident(c, op.w, values_of(op), op.x.rows);
   });
   if (!others.empty()) many_others ? run_apart(c, others) : run_beside(c, others);
-  const bool many = std::all_of(packed.begin(), packed.end(), has_many);
-  if (!packed.empty()) many ? run_many(c, packed) : run_codes(c, packed);
+  if (!packed.empty()) run_packed(c, packed);
   c.meet();
 }
 

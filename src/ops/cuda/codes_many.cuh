@@ -53,15 +53,14 @@ constexpr std::size_t many_shared() {
 template <class Stage>
 struct ManyRing {
   std::byte* stages;
-  std::uint64_t* full;   // one arrival, and the bytes
-  std::uint64_t* empty;  // 8 arrivals: a warp has read it
+  std::uint64_t* full;   // an arrival of each lane of the warp that copies, and the bytes
+  std::uint64_t* empty;  // an arrival of each thread that multiplies
 
   __device__ std::byte* at(int s) const { return stages + s % Stage::kCount * Stage::kBytes; }
   __device__ void wait_full(int s) const { barrier_wait(&full[s % Stage::kCount], s / Stage::kCount % 2); }
   __device__ void wait_empty(int s) const { barrier_wait(&empty[s % Stage::kCount], (s / Stage::kCount + 1) % 2); }
   __device__ void release(int s) const {
-    __syncwarp();  // all lanes have read
-    if (threadIdx.x % kWarp == 0) barrier_arrive(&empty[s % Stage::kCount]);
+    barrier_arrive(&empty[s % Stage::kCount]);
   }
 };
 
@@ -153,8 +152,8 @@ __device__ void bring_stages(const Job& job, const CodeTiles& x, int most_items,
       std::uint64_t* const full = &ring.full[stage % Stage::kCount];
       if (piece.bytes > 0) bulk_copy(memory + piece.to, from, piece.bytes, full);
       if (has_scale) reinterpret_cast<float*>(memory + Stage::kFp8Scales)[lane] = scale;
-      __syncwarp();
       if (lane == 0) barrier_expect(full, all);
+      else barrier_arrive(full);
       scale = scale_of(b + 1);
     }
   }
@@ -431,8 +430,8 @@ __global__ void __launch_bounds__(kManyThreads, 1)
   if (kGate && threadIdx.x < kManyTokens) leaving->tops[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     for (int s = 0; s < Stage::kCount; ++s) {
-      barrier_init(&full[s], 1);
-      barrier_init(&empty[s], 8);
+      barrier_init(&full[s], kWarp);
+      barrier_init(&empty[s], 2 * kTileThreads);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }

@@ -2,6 +2,7 @@
 // sums promoted every 128 inputs or not; and mma.sync.
 #include "microbench.cuh"
 #include "ops/cuda/matmul_common.cuh"
+#include "ops/cuda/wgmma_codes.cuh"
 #include "wgmma_more.cuh"
 
 namespace fathom::microbench {
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kN == 128 && kPromote ? 256 : 384) rate(int bl
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int add = kPromote && half == 0 && j == 0 ? 0 : 1;
-        if constexpr (kFp8) ops::cuda::WgmmaFp8<kN>::run(part, a[half][j], at[0] + 2 * j, add);
+        if constexpr (kFp8) ops::cuda::WgmmaCodes<kN>::run(part, a[half][j], at[0] + 2 * j, add);
         else Wgmma<kN>::run(part, a[half][j], at[half] + 2 * j, add);
       }
       ops::cuda::wgmma_commit();

@@ -57,17 +57,6 @@ __device__ inline void gated4(const float* a, const float* b, float weight, floa
 
 #if FATHOM_WGMMA
 
-__device__ inline void barrier_expect(std::uint64_t* barrier, std::uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
-}
-// Bytes and addresses are whole sixteens.
-__device__ inline void copy_bulk(void* to, const std::byte* from, std::uint32_t bytes, std::uint64_t* barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
-               : "memory");
-}
 // Whether the phase of this parity has ended.
 __device__ inline bool barrier_passed(std::uint64_t* barrier, int parity) {
   std::uint32_t passed;
@@ -213,10 +202,10 @@ struct ExpertsBlock {
     const int n = min(kPerSlot, job.blocks - f.block);
     std::byte* const to = rings + (group * slots + f.slot) * slot_bytes<F>();
     std::uint64_t* const full = &state.full[group][f.slot];
-    barrier_expect(full, static_cast<std::uint32_t>(n * (Tile<F>::kBytes + Slot<F>::kScales)));
-    copy_bulk(to, f.data, static_cast<std::uint32_t>(n * Tile<F>::kBytes), full);
+    barrier_expect(full, n * (Tile<F>::kBytes + Slot<F>::kScales));
+    bulk_copy(to, f.data, n * Tile<F>::kBytes, full);
     if (Slot<F>::kScales > 0) {
-      copy_bulk(to + kPerSlot * Tile<F>::kBytes, f.scale, static_cast<std::uint32_t>(n * Slot<F>::kScales), full);
+      bulk_copy(to + kPerSlot * Tile<F>::kBytes, f.scale, n * Slot<F>::kScales, full);
     }
     if (++f.slot == slots) {
       f.slot = 0;

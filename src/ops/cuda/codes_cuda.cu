@@ -7,9 +7,10 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTokens = 8;  // of the plain kernel at once
-constexpr std::uint32_t kFlushed = 15;
 
 #if FATHOM_WGMMA
+
+constexpr std::uint32_t kFlushed = 15;
 
 // Whether any of 32 codes of FP4 is not zero.
 __device__ bool any_value(const std::byte* codes) {

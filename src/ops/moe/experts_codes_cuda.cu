@@ -16,26 +16,22 @@ constexpr int kTokensAnItem = 8;
 
 // Memory of one call, laid out. Sorted choices come first, then the tokens as the shared expert has them.
 struct Room {
-  Room(const Experts& op, std::int64_t most_items) {
+  Room(const Experts& op, std::int64_t most_items)
+      : plan(pieces, op.x.rows * op.experts.cols, most_items, op.n_routed) {
     const std::int64_t tokens = op.x.rows;
     const std::int64_t choices = tokens * op.experts.cols;
     const std::int64_t inner = op.routed_like.w1.rows;
     const auto codes = [this](std::int64_t rows, std::int64_t cols) {
       return pieces.add<std::byte>(static_cast<std::int64_t>(codes_bytes(rows, cols)));
     };
-    list = pieces.add<std::int32_t>(choices);
-    weights = pieces.add<float>(choices);
-    place = pieces.add<std::int32_t>(choices);
-    items = pieces.add<Item>(most_items);
-    n_items = pieces.add<std::int32_t>(1);
-    counts = pieces.add<std::byte>(static_cast<std::int64_t>(plan_bytes(choices, op.n_routed)));
     x = codes(tokens, op.x.cols);
     z = pieces.add<float>((choices + tokens) * inner);
     h = codes(choices + tokens, inner);
     results = pieces.add<float>((choices + tokens) * op.x.cols);
   }
   Pieces pieces;
-  std::size_t list, weights, place, items, n_items, counts, x, z, h, results;
+  PlanRoom plan;
+  std::size_t x, z, h, results;
 };
 
 Codes from_row(Codes x, std::int64_t row) {
@@ -56,15 +52,11 @@ void run_codes(Context& c, const Experts& op) {
   const std::int64_t most_items = std::min<std::int64_t>(choices, op.n_routed + choices / kTokensAnItem);
   const Room room(op, most_items);
   std::byte* const base = c.scratch->take(room.pieces.bytes(), c.fault);
-  const Plan plan{.list = reinterpret_cast<std::int32_t*>(base + room.list),
-                  .weights = reinterpret_cast<float*>(base + room.weights),
-                  .place = reinterpret_cast<std::int32_t*>(base + room.place),
-                  .items = reinterpret_cast<Item*>(base + room.items),
-                  .n_items = reinterpret_cast<std::int32_t*>(base + room.n_items)};
+  const Plan plan = room.plan.in(base);
   const Mat<float> z = mat(reinterpret_cast<float*>(base + room.z), choices + tokens, r.w1.rows);
   const Mat<float> results = mat(reinterpret_cast<float*>(base + room.results), choices + tokens, op.y.cols);
 
-  make_plan(c, op.experts, op.weights, op.n_routed, kTokensAnItem, plan, base + room.counts);
+  make_plan(c, op.experts, op.weights, op.n_routed, kTokensAnItem, plan, base + room.plan.counts);
   const Codes x = make_codes(c, op.x, base + room.x);
   const Matmul routed{.w = r.w1,
                       .w3 = r.w3,

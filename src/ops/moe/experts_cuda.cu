@@ -17,16 +17,11 @@ namespace {
 // Memory of one call, laid out. Sorted choices come first, then the tokens as the shared expert has them.
 struct Room {
   Room(std::int64_t tokens, std::int64_t k, std::int64_t d, std::int64_t inner, std::int64_t most_items, Values routed,
-       Values shared, int n_experts) {
+       Values shared, int n_experts)
+      : plan(pieces, tokens * k, most_items, n_experts) {
     const auto planes = [this](std::int64_t rows, std::int64_t cols, Values v) {
       return pieces.add<std::byte>(static_cast<std::int64_t>(planes_bytes(rows, cols, v)));
     };
-    list = pieces.add<std::int32_t>(tokens * k);
-    weights = pieces.add<float>(tokens * k);
-    place = pieces.add<std::int32_t>(tokens * k);
-    items = pieces.add<Item>(most_items);
-    n_items = pieces.add<std::int32_t>(1);
-    counts = pieces.add<std::byte>(static_cast<std::int64_t>(plan_bytes(tokens * k, n_experts)));
     x_routed = planes(tokens, d, routed);
     x_shared = planes(tokens, d, shared);
     z = pieces.add<float>((tokens * k + tokens) * inner);
@@ -35,7 +30,8 @@ struct Room {
     results = pieces.add<float>((tokens * k + tokens) * d);
   }
   Pieces pieces;
-  std::size_t list, weights, place, items, n_items, counts, x_routed, x_shared, z, z_planes, z_shared, results;
+  PlanRoom plan;
+  std::size_t x_routed, x_shared, z, z_planes, z_shared, results;
 };
 
 // The planes of both kinds of experts: of x, or of what SwiGLU left. One launch where both want the same values.
@@ -70,12 +66,8 @@ void run(Context& c, const Experts& op) {
   const std::int64_t most_items = std::min<std::int64_t>(tokens * k, op.n_routed + tokens * k / at_once);
   const Room room(tokens, k, d, inner, most_items, routed, shared, op.n_routed);
   std::byte* const base = c.scratch->take(room.pieces.bytes(), c.fault);
-  const Plan plan{.list = reinterpret_cast<std::int32_t*>(base + room.list),
-                  .weights = reinterpret_cast<float*>(base + room.weights),
-                  .place = reinterpret_cast<std::int32_t*>(base + room.place),
-                  .items = reinterpret_cast<Item*>(base + room.items),
-                  .n_items = reinterpret_cast<std::int32_t*>(base + room.n_items)};
-  make_plan(c, op.experts, op.weights, op.n_routed, at_once, plan, base + room.counts);
+  const Plan plan = room.plan.in(base);
+  make_plan(c, op.experts, op.weights, op.n_routed, at_once, plan, base + room.plan.counts);
 
   const Order order = order_for(c, op.routed_like.w1, routed, rows_each, op.n_routed);
   const Order shared_order = order_for(c, op.shared.w1, shared, tokens);

@@ -14,7 +14,8 @@ constexpr std::int64_t kManyEach = 16;  // tokens of an expert, on average, that
 
 // Memory of one call, laid out. Sorted choices come first, then the tokens as the shared expert has them.
 struct Room {
-  Room(const Experts& op, std::int64_t most_items) {
+  Room(const Experts& op, std::int64_t most_items)
+      : plan(pieces, op.x.rows * op.experts.cols, most_items, op.n_routed) {
     const std::int64_t tokens = op.x.rows;
     const std::int64_t choices = tokens * op.experts.cols;
     const std::int64_t inner = op.routed_like.w1.rows;
@@ -22,12 +23,6 @@ struct Room {
       return pieces.add<std::byte>(static_cast<std::int64_t>(code_tiles_bytes(rows, cols)));
     };
     const TileRows in_items{.items = reinterpret_cast<const Item*>(this), .most_items = most_items};
-    list = pieces.add<std::int32_t>(choices);
-    weights = pieces.add<float>(choices);
-    place = pieces.add<std::int32_t>(choices);
-    items = pieces.add<Item>(most_items);
-    n_items = pieces.add<std::int32_t>(1);
-    counts = pieces.add<std::byte>(static_cast<std::int64_t>(plan_bytes(choices, op.n_routed)));
     x = tiles({.rows = tokens}, op.x.cols);
     x_routed = tiles(in_items, op.x.cols);
     h = tiles({.rows = tokens}, inner);
@@ -35,7 +30,8 @@ struct Room {
     results = pieces.add<float>((choices + tokens) * op.x.cols);
   }
   Pieces pieces;
-  std::size_t list, weights, place, items, n_items, counts, x, x_routed, h, h_routed, results;
+  PlanRoom plan;
+  std::size_t x, x_routed, h, h_routed, results;
 };
 
 }  // namespace
@@ -49,14 +45,10 @@ bool run_many(Context& c, const Experts& op) {
   const std::int64_t most_items = std::min<std::int64_t>(choices, op.n_routed + choices / kManyTokens);
   const Room room(op, most_items);
   std::byte* const base = c.scratch->take(room.pieces.bytes(), c.fault);
-  const Plan plan{.list = reinterpret_cast<std::int32_t*>(base + room.list),
-                  .weights = reinterpret_cast<float*>(base + room.weights),
-                  .place = reinterpret_cast<std::int32_t*>(base + room.place),
-                  .items = reinterpret_cast<Item*>(base + room.items),
-                  .n_items = reinterpret_cast<std::int32_t*>(base + room.n_items)};
+  const Plan plan = room.plan.in(base);
   const Mat<float> results = mat(reinterpret_cast<float*>(base + room.results), choices + tokens, op.y.cols);
 
-  make_plan(c, op.experts, op.weights, op.n_routed, kManyTokens, plan, base + room.counts);
+  make_plan(c, op.experts, op.weights, op.n_routed, kManyTokens, plan, base + room.plan.counts);
   const TileRows all{.rows = tokens};
   const TileRows entries{.items = plan.items, .n_items = plan.n_items, .most_items = most_items};
   TileRows chosen = entries;

@@ -34,4 +34,25 @@ std::size_t plan_bytes(std::int64_t choices, int n_experts);
 void make_plan(Context& c, Mat<const std::int32_t> experts, Mat<const float> weights, int n_experts, int tokens_an_item,
                const Plan& plan, std::byte* memory);
 
+// Where a plan and the memory that making it takes are among the pieces of a call.
+struct PlanRoom {
+  PlanRoom(Pieces& pieces, std::int64_t choices, std::int64_t most_items, int n_experts)
+      : list(pieces.add<std::int32_t>(choices)),
+        weights(pieces.add<float>(choices)),
+        place(pieces.add<std::int32_t>(choices)),
+        items(pieces.add<Item>(most_items)),
+        n_items(pieces.add<std::int32_t>(1)),
+        counts(pieces.add<std::byte>(static_cast<std::int64_t>(plan_bytes(choices, n_experts)))) {}
+
+  Plan in(std::byte* base) const {
+    return {.list = reinterpret_cast<std::int32_t*>(base + list),
+            .weights = reinterpret_cast<float*>(base + weights),
+            .place = reinterpret_cast<std::int32_t*>(base + place),
+            .items = reinterpret_cast<Item*>(base + items),
+            .n_items = reinterpret_cast<std::int32_t*>(base + n_items)};
+  }
+
+  std::size_t list, weights, place, items, n_items, counts;
+};
+
 }  // namespace fathom::ops::cuda
